@@ -20,6 +20,12 @@ from tests.kube.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi
 from tests.web.certificates import Authority
 
 ENDED = ("Succeeded", "Failed")
+LISTED = (
+    "/api/v1/pods",
+    "/api/v1/nodes",
+    "/apis/policy/v1/poddisruptionbudgets",
+    "/apis/node.k8s.io/v1/runtimeclasses",
+)
 
 
 @dataclass
@@ -68,6 +74,7 @@ class PodApi:
         self.pods: dict[str, Object] = {}
         self.nodes: dict[str, Object] = {}
         self.budgets: dict[str, Object] = {}
+        self.runtime_classes: dict[str, Object] = {}
         self.budgets_reply: Reply | None = None
         """The answer to all requests for PodDisruptionBudgets, where they fail."""
         self.leases = NamedObjects(self._stamp)
@@ -76,7 +83,7 @@ class PodApi:
         self.watches_lag = False
         """Whether the watches that are open report nothing more."""
         self._version = 10
-        self._events: dict[str, list[Object]] = {"pods": [], "nodes": [], "poddisruptionbudgets": []}
+        self._events: dict[str, list[Object]] = {path.rpartition("/")[2]: [] for path in LISTED}
         self._changed = asyncio.Event()
 
     def put(self, kind: str, content: Object) -> None:
@@ -116,7 +123,7 @@ class PodApi:
         ):
             if kind in parts:
                 return named.answer(call)
-        if call.path in {"/api/v1/pods", "/api/v1/nodes", "/apis/policy/v1/poddisruptionbudgets"}:
+        if call.path in LISTED:
             kind = parts[-1]
             if kind == "poddisruptionbudgets" and self.budgets_reply is not None:
                 return self.budgets_reply
@@ -188,7 +195,8 @@ class PodApi:
         return 201, {"kind": "Status", "status": "Success"}
 
     def _objects(self, kind: str) -> dict[str, Object]:
-        return {"pods": self.pods, "nodes": self.nodes}.get(kind, self.budgets)
+        known = {"pods": self.pods, "nodes": self.nodes, "runtimeclasses": self.runtime_classes}
+        return known.get(kind, self.budgets)
 
     def _stamp(self, content: Object) -> None:
         self._version += 1

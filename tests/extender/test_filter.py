@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.extender.filtering import filtered
-from gpuvirt.extender.protocol import FilterResult, NodeArguments, node_arguments
+from gpuvirt.extender.protocol import FilterResult, NodeArguments, filter_arguments
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.shares.objects import demand_of_pod
 from gpuvirt.shares.sharing import Sharing
@@ -178,7 +178,7 @@ def test_filter_agrees_with_the_usage_that_places_pods(gpus: list[int], taken: l
 def test_many_nodes_are_read_from_their_full_form() -> None:
     found = index_of([node("n1", a=1000), node("n2", a=100)])
     body = msgspec.json.encode({"Pod": pod("p", 300), "Nodes": {"items": [node("n1", a=1000), node("n2", a=100)]}})
-    answer = filtered(node_arguments("filter", body), found.index.usage.rows, Sharing(), ())
+    answer = filtered(filter_arguments(body), found.index.usage.rows, Sharing(), ())
     sent = msgspec.json.decode(msgspec.json.encode(answer))
     assert [item["metadata"]["name"] for item in sent["Nodes"]["items"]] == ["n1"]
     assert "NodeNames" not in sent

@@ -14,8 +14,8 @@ from gpuvirt.extender.protocol import (
     MetaVictims,
     PreemptionResult,
     binding_arguments,
+    filter_arguments,
     filter_result,
-    node_arguments,
     preemption_arguments,
 )
 from gpuvirt.facts.ids import NodeName
@@ -30,7 +30,7 @@ def encoded(**fields: object) -> bytes:
 
 @pytest.mark.parametrize("keys", [("Pod", "NodeNames"), ("pod", "nodeNames"), ("POD", "nodenames")])
 def test_names_come_in_any_case(keys: tuple[str, str]) -> None:
-    asked = node_arguments("filter", encoded(**{keys[0]: POD, keys[1]: ["n1", "n2"], "Nodes": None}))
+    asked = filter_arguments(encoded(**{keys[0]: POD, keys[1]: ["n1", "n2"], "Nodes": None}))
     assert asked.names == ["n1", "n2"]
     assert asked.nodes is None
     assert asked.pod.where == "default/p"
@@ -41,7 +41,7 @@ def test_names_come_in_any_case(keys: tuple[str, str]) -> None:
 def test_full_nodes_come_back_as_they_were_sent(items: str) -> None:
     nodes = [node("n1", a=1000), node("n2")]
     body = encoded(Pod=POD, NodeNames=None, Nodes={"metadata": {}, items: nodes})
-    asked = node_arguments("filter", body)
+    asked = filter_arguments(body)
     assert asked.names == ["n1", "n2"]
     answer = msgspec.json.decode(msgspec.json.encode(filter_result(asked, [NodeName("n2")], {"n1": "full"}, {})))
     assert answer == {"Nodes": {"items": [nodes[1]]}, "FailedNodes": {"n1": "full"}}
@@ -49,12 +49,12 @@ def test_full_nodes_come_back_as_they_were_sent(items: str) -> None:
 
 @pytest.mark.parametrize("nodes", [{}, {"Nodes": None, "NodeNames": None}, {"Nodes": {"items": None}}])
 def test_null_lists_are_empty(nodes: dict[str, object]) -> None:
-    assert node_arguments("filter", encoded(Pod=POD, **nodes)).names == []
+    assert filter_arguments(encoded(Pod=POD, **nodes)).names == []
 
 
 def test_an_answer_without_nodes_has_an_empty_list_of_names() -> None:
     """Without the key kube-scheduler would look at `Nodes`."""
-    asked = node_arguments("filter", encoded(Pod=POD, NodeNames=["n1"]))
+    asked = filter_arguments(encoded(Pod=POD, NodeNames=["n1"]))
     answer = filter_result(asked, [], {}, {"n1": "why"})
     assert msgspec.json.decode(msgspec.json.encode(answer)) == {
         "NodeNames": [],
@@ -108,7 +108,7 @@ def test_answers_have_gos_names() -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b'{"Pod": 1}', b"{}", b"\xff", b"[" * 100_000])
 def test_what_kube_scheduler_does_not_send_is_refused(body: bytes) -> None:
     with pytest.raises(MalformedRequestError, match="filter: "):
-        node_arguments("filter", body)
+        filter_arguments(body)
     with pytest.raises(MalformedRequestError):
         preemption_arguments(body)
     with pytest.raises(MalformedRequestError):
@@ -120,4 +120,4 @@ def test_a_torn_body_is_refused(data: st.DataObject) -> None:
     body = encoded(Pod=POD, NodeNames=["n1", "n2"], Nodes=None)
     cut = data.draw(st.integers(0, len(body) - 1))
     with pytest.raises(MalformedRequestError):
-        node_arguments("filter", body[:cut])
+        filter_arguments(body[:cut])

@@ -33,12 +33,12 @@ from gpuvirt.kube.kinds.kubevirt import (
     Vmi,
 )
 from gpuvirt.kube.kinds.vgpuschedule import VALID, VgpuSchedule
-from gpuvirt.kube.resources import NODES, KubernetesObject, Resource
+from gpuvirt.kube.resources import NODES, KubernetesObject, Resource, pods
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt, parse
-from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.shares.annotations import InvalidAnnotationError
 from gpuvirt.model.shares.demand import InvalidQuantityError, UnplaceableError
 from gpuvirt.model.workers.away import NodePhase, PhaseConfig, ScheduledNode, node_phases
@@ -46,7 +46,8 @@ from gpuvirt.model.workers.spec import CORDONED_BY, PhaseName
 from gpuvirt.plans.knownconfigs import KnownConfigs, read_known_configs
 from gpuvirt.plans.nodeplan import types_of
 from gpuvirt.shares.awayworkers import away, local_time, read_schedules, stopped_by
-from gpuvirt.shares.objects import demand_of_pod, needs_limits
+from gpuvirt.shares.confinement import RUNTIME_CLASSES, ConfinedPod, RuntimeClass, why_unconfined
+from gpuvirt.shares.objects import SharingPod, demand_of_pod, needs_limits
 from gpuvirt.shares.sharing import Sharing
 
 T = TypeVar("T", bound=KubernetesObject)
@@ -206,8 +207,16 @@ class _VmReader:
             pod.spec.priority,
             invalid_requirement=unknown,
             requires_limits=needs,
+            unconfined=await self._why_unconfined(pod) if needs else None,
             limiting=frozenset(index.limiting),
         )
+
+    async def _why_unconfined(self, pod: SharingPod) -> Reason | None:
+        """Return why no limit can hold in a pod; the fields for it are not in the index."""
+        whole = await self._client.get(pods(pod.metadata.namespace), pod.metadata.name, ConfinedPod)
+        classes = await self._list(RUNTIME_CLASSES.resource, RuntimeClass)
+        handlers = None if classes is None else {found.metadata.name: found.handler for found in classes}
+        return why_unconfined(whole, self._sharing, handlers)
 
     async def _with_neighbours(self, evidence: VmEvidence) -> VmEvidence:
         """Return the evidence about a target that does not exist, with other objects of its kind."""

@@ -28,8 +28,10 @@ from gpuvirt.extender.protocol import (
     MalformedRequestError,
     PreemptionResult,
     binding_arguments,
-    node_arguments,
+    filter_arguments,
+    filter_result,
     preemption_arguments,
+    prioritize_arguments,
 )
 from gpuvirt.extender.refusedpods import RefusedPods
 from gpuvirt.extender.writes import CannotBindError
@@ -42,6 +44,7 @@ from gpuvirt.kube.resources import KubernetesObject
 from gpuvirt.loops.histogram import Histogram
 from gpuvirt.model.shares.placement import Steps
 from gpuvirt.shares.budgets import DISRUPTION_BUDGETS, DisruptionBudgets
+from gpuvirt.shares.confinement import RUNTIME_CLASSES, Handlers, RuntimeClass, why_unconfined
 from gpuvirt.shares.index import Index
 from gpuvirt.shares.objects import SHARING_NODES, SHARING_PODS, SharingNode, SharingPod
 from gpuvirt.shares.sharing import Sharing
@@ -144,6 +147,8 @@ class Extender:
         self._may_write = may_write
         self._nodes = Reflector(client, SHARING_NODES, clock, random)
         self._pods = Reflector(client, SHARING_PODS, clock, random)
+        self._classes = Reflector(client, RUNTIME_CLASSES, clock, random)
+        self._handlers: Handlers | None = None
         self._disruptions = Reflector(client, DISRUPTION_BUDGETS, clock, random)
         self._problems: dict[str, ApiError] = {}
         self._term = 0
@@ -159,6 +164,7 @@ class Extender:
             group.create_task(keep_going("wakes", self._wake_pods, self._clock))
             group.create_task(keep_going("places", self._expire_places, self._clock))
             group.create_task(self._follow("budgets", self._disruptions, self.budgets.observe))
+            group.create_task(self._follow("RuntimeClasses", self._classes, self._observe_classes))
             while True:
                 self._new_term.clear()
                 pods = group.create_task(self._follow("pods", self._pods, self._observer_of(self._term)))
@@ -232,7 +238,10 @@ class Extender:
 
     async def filter(self, body: bytes) -> SchedulerAnswer:
         """Answer filter."""
-        asked = node_arguments(FILTER, body)
+        asked = filter_arguments(body)
+        if (reason := why_unconfined(asked.pod, self._sharing, self._handlers)) is not None:
+            found = filter_result(asked, (), {}, dict.fromkeys(asked.names, reason.text))
+            return SchedulerAnswer(msgspec.json.encode(found), REFUSED)
         await self._binding_wait.wait(asked.pod.uid)
         index, pod = self.index, asked.pod
         if (why := self.binder.fence.why_withheld(pod.uid)) is not None:
@@ -259,7 +268,7 @@ class Extender:
 
     async def prioritize(self, body: bytes) -> SchedulerAnswer:
         """Answer prioritize."""
-        asked = node_arguments(PRIORITIZE, body)
+        asked = prioritize_arguments(body)
         steps = Steps(MOST_STEPS)
         scoring = prioritized(asked, self.index.rows_for(asked.pod), self._sharing, steps)
         scores = await self._long_work.result(scoring, steps)
@@ -303,6 +312,9 @@ class Extender:
     def _observe_nodes(self, delta: Delta[SharingNode]) -> None:
         self.index.observe_nodes(delta)
         self._refused.observe({NodeName(key.name) for key in delta.changed})
+
+    def _observe_classes(self, delta: Delta[RuntimeClass]) -> None:
+        self._handlers = {key.name: found.handler for key, found in delta.objects.items()}
 
     @contextmanager
     def _waking(self) -> Iterator[None]:

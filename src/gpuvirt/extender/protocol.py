@@ -13,9 +13,11 @@ import msgspec
 from gpuvirt import nulls
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.shares.confinement import ConfinedPod
 from gpuvirt.shares.objects import SharingPod
 
 T = TypeVar("T")
+P = TypeVar("P", bound=SharingPod)
 
 HIGHEST_SCORE = 10
 """MaxExtenderPriority: the highest score of a node."""
@@ -35,6 +37,12 @@ class NodeArguments(msgspec.Struct, frozen=True):
     names: Sequence[NodeName]
     nodes: Sequence[msgspec.Raw] | None = None
     """The nodes in the order of `names`, if kube-scheduler has sent them (`nodeCacheCapable: false`)."""
+
+
+class FilterArguments(NodeArguments, frozen=True):
+    """The request of filter."""
+
+    pod: ConfinedPod
 
 
 class Victims(msgspec.Struct, frozen=True):
@@ -123,15 +131,22 @@ class _Named(msgspec.Struct, frozen=True):
     metadata: _Metadata = _Metadata()
 
 
-def node_arguments(verb: str, body: bytes) -> NodeArguments:
-    """Return the request of filter or prioritize; raise MalformedRequestError.
+def filter_arguments(body: bytes) -> FilterArguments:
+    """Return the request of filter; raise MalformedRequestError."""
+    fields = _fields("filter", body)
+    return FilterArguments(_pod("filter", fields, ConfinedPod), *_nodes("filter", fields))
 
-    With `nodeCacheCapable: true` kube-scheduler sends names, otherwise nodes. Without both there are no nodes.
-    """
-    fields = _fields(verb, body)
-    pod = _pod(verb, fields)
+
+def prioritize_arguments(body: bytes) -> NodeArguments:
+    """Return the request of prioritize; raise MalformedRequestError."""
+    fields = _fields("prioritize", body)
+    return NodeArguments(_pod("prioritize", fields, SharingPod), *_nodes("prioritize", fields))
+
+
+def _nodes(verb: str, fields: Fields) -> tuple[Sequence[NodeName], Sequence[msgspec.Raw] | None]:
+    """Return the nodes of a request. With `nodeCacheCapable: true` kube-scheduler sends names, otherwise nodes."""
     if "nodenames" in fields:
-        return NodeArguments(pod, _decoded(verb, "NodeNames", fields["nodenames"], list[NodeName]))
+        return _decoded(verb, "NodeNames", fields["nodenames"], list[NodeName]), None
     items: list[msgspec.Raw] = []
     if "nodes" in fields and (found := _fields(verb, fields["nodes"], "Nodes").get("items")) is not None:
         items = _decoded(verb, "Nodes.items", found, list[msgspec.Raw])
@@ -140,7 +155,7 @@ def node_arguments(verb: str, body: bytes) -> NodeArguments:
         names = [NodeName(decoder.decode(item).metadata.name) for item in items]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _malformed(verb, "Nodes.items", error) from error
-    return NodeArguments(pod, names, items)
+    return names, items
 
 
 def preemption_arguments(body: bytes) -> PreemptionArguments:
@@ -150,7 +165,7 @@ def preemption_arguments(body: bytes) -> PreemptionArguments:
     key = "nodenametometavictims" if "nodenametometavictims" in fields else "nodenametovictims"
     nodes = _decoded(verb, key, fields[key], dict[NodeName, msgspec.Raw]) if key in fields else {}
     victims = {name: _victims(verb, raw) for name, raw in nodes.items() if not nulls.is_null(raw)}
-    return PreemptionArguments(_pod(verb, fields), victims)
+    return PreemptionArguments(_pod(verb, fields, SharingPod), victims)
 
 
 def binding_arguments(body: bytes) -> BindingArguments:
@@ -196,10 +211,10 @@ def _uid(verb: str, raw: msgspec.Raw) -> PodUid:
     return PodUid(_decoded(verb, "UID", fields["uid"], str))
 
 
-def _pod(verb: str, fields: Fields) -> SharingPod:
+def _pod(verb: str, fields: Fields, shape: type[P]) -> P:
     if "pod" not in fields:
         raise MalformedRequestError(f"{verb}: Pod is missing; expected the pod that is being scheduled")
-    return _decoded(verb, "Pod", fields["pod"], SharingPod)
+    return _decoded(verb, "Pod", fields["pod"], shape)
 
 
 def _fields(verb: str, content: bytes | msgspec.Raw, where: str = "the request") -> Fields:

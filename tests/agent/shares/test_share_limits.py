@@ -19,13 +19,13 @@ from gpuvirt.model.desired.settings import Enforcement, HamiCore, Settings, Shar
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerName, Units, demand_of
 from gpuvirt.model.shares.node.choice import NodeSharing
-from gpuvirt.model.shares.node.hamicore import HEADER, why_unusable
+from gpuvirt.model.shares.node.hamicore import why_unusable
 from gpuvirt.model.shares.node.limits import limit_of, with_limits
 from gpuvirt.model.shares.node.records import ShareLimit, record_of
 from gpuvirt.model.shares.sharedgpus import memory_mib_of
 from gpuvirt_sim.kubelet.starting import StartError
 from tests.agent.shares.limitednode import LIMITED, LIMITING, WITH_MEMORY, enforce, library_on
-from tests.agent.shares.sharednode import APP, ELF, GPUS, INIT, LIBRARY, MINORS, shared_node
+from tests.agent.shares.sharednode import APP, ELF, GPUS, INIT, LIBRARY, MINORS, PROGRAM, shared_node
 
 A, B = GPUS
 V100, UNKNOWN = parse_pci_id("10de:1db4"), PciId(0x10DE, 0x1234)
@@ -230,11 +230,18 @@ async def test_an_archive_has_the_limits_and_no_mounts(short_path: Path) -> None
 
 @given(content=st.binary(max_size=64))
 def test_what_is_no_shared_object_is_no_library(content: bytes) -> None:
-    assert why_unusable(content) is not None
-    assert why_unusable(ELF + content) is None
-    assert why_unusable(ELF[:-3]) is not None
-    assert why_unusable(ELF[: HEADER - 2] + b"\x02\x00") == "no shared object", "a program"
-    assert why_unusable(b"\x7fELF\x01" + ELF[5:]) is not None, "of 32 bits"
+    assert why_unusable(content, PROGRAM) is not None
+    assert why_unusable(ELF + content, PROGRAM) is None
+    assert why_unusable(ELF[:-3], PROGRAM) is not None
+    assert why_unusable(ELF[:16] + b"\x02\x00" + ELF[18:], PROGRAM) == "no shared object", "a program"
+    assert why_unusable(b"\x7fELF\x01" + ELF[5:], PROGRAM) is not None, "of 32 bits"
+
+
+def test_a_library_for_another_architecture_is_none_of_the_nodes() -> None:
+    x86, arm = (ELF[:18] + machine.to_bytes(2, "little") for machine in (62, 183))
+    assert why_unusable(arm, x86) == "for aarch64, and the node's programs are for x86-64"
+    assert why_unusable(x86, arm) == "for x86-64, and the node's programs are for aarch64"
+    assert why_unusable(arm, arm) is None
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,7 @@ def test_the_extender_may_bind_pods_and_change_nothing_else(helm: Helm) -> None:
         "nodes": ["list", "watch"],
         "pods": ["get", "list", "watch"],
         "poddisruptionbudgets": ["list", "watch"],
+        "runtimeclasses": ["list", "watch"],
         "pods/binding": ["create"],
         "pods/status": ["patch"],
     }

@@ -14,7 +14,7 @@ from gpuvirt.diagnosis.vms.vmexplanation import Explanation, VmStageName, explai
 from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.kube.kinds.core import Condition
-from gpuvirt.model.reasons import FindingCode, Seen
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Units, demand_of
 from gpuvirt.model.shares.nodeusage import NodeUsage
 from gpuvirt.model.shares.overview import PodShare
@@ -85,6 +85,14 @@ def test_a_requirement_that_is_not_understood_is_named() -> None:
     assert found.blocker is not None
     assert found.blocker.code is FindingCode.INVALID_SHARE
     assert "gpuvirt.io/enforcement: required" in found.blocker.fix[0]
+
+
+def test_a_pod_in_which_no_limit_can_hold_is_blocked_by_its_own_request() -> None:
+    reason = Reason(ReasonCode.NO_LIMIT_HOLDS, "pod ml/new", "requires an enforced share", (), "remove it")
+    found = explained(300, {"GPU-a": 1000}, {}, requires_limits=True, unconfined=reason)
+    assert found.blocker is not None
+    assert (found.blocker.code, found.blocker.fix) == (ReasonCode.NO_LIMIT_HOLDS, ("remove it",))
+    assert next(stage.step for stage in found.stages if stage.standing is StageOutcome.BLOCKED) is VmStageName.REQUESTS
 
 
 def test_a_share_that_fits_on_no_single_gpu_names_the_pods_in_the_way() -> None:

@@ -51,6 +51,7 @@ NO_DAEMON = MpsLimits((), Path("/run/gpuvirt") / FOLDER / PIPES)
 """The `MpsLimits` of an agent that limits no shares."""
 
 
+OWN_PROGRAM = Path("/proc/self/exe")
 FILE = "ld.so.preload"
 CONTENT = f"{LIBRARY}\n".encode()
 
@@ -91,5 +92,5 @@ def _why_unusable(path: Path) -> str | None:
         return "no regular file"
     if not mode & stat.S_IROTH:
         return "not readable by all users, as whom containers run"
-    with path.open("rb") as file:
-        return why_unusable(file.read(HEADER))
+    with path.open("rb") as file, OWN_PROGRAM.open("rb") as program:
+        return why_unusable(file.read(HEADER), program.read(HEADER))

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from gpuvirt.diagnosis.findings import Finding, listed, problem
+from gpuvirt.diagnosis.findings import Finding, listed, of_reason, problem
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.model.desired.enforcement import LABEL
-from gpuvirt.model.reasons import FindingCode, Seen, count_of
+from gpuvirt.model.reasons import FindingCode, Reason, Seen, count_of
+from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.shares.annotations import LIMITS_ANNOTATION, REQUIRED, REQUIRED_ANNOTATION, SHARED_GPUS_ANNOTATION
 from gpuvirt.model.shares.demand import WHOLE, Demand, Units
 from gpuvirt.model.shares.eviction import EvictionCandidate, victims
@@ -36,12 +37,16 @@ class SharesSeen(msgspec.Struct, frozen=True):
     """Why it is not known whether the pod requires limits."""
     requires_limits: bool = False
     """Whether the pod runs only where shares are limits."""
+    unconfined: Reason | None = None
+    """Why no limit can hold in the pod, where it requires one."""
     limiting: frozenset[NodeName] = frozenset()
     """The nodes whose shares are limits."""
 
 
 def invalid_request(subject: str, shares: SharesSeen | None) -> Finding | None:
-    """Return the finding for a request that no GPU can serve, or for an annotation with another value than known."""
+    """Return the finding for a request that no GPU can serve, or for a requirement that no node can meet."""
+    if shares is not None and shares.unconfined is not None:
+        return of_reason(shares.unconfined, Level.ERROR)
     if shares is not None and shares.invalid_requirement:
         return problem(
             FindingCode.INVALID_SHARE,

@@ -81,6 +81,11 @@ class ReasonCode(Code):
         "LimitRequired",
         "the pod requires an enforced share, but the node does not enforce shares",
     )
+    NO_LIMIT_HOLDS = _not_offered(
+        "NoLimitHolds",
+        "the pod requires an enforced share (`gpuvirt.io/enforcement`), and no limit can hold in it: a container is"
+        " privileged, or has hostPID and SYS_ADMIN, or the handler of its RuntimeClass is that of another kernel",
+    )
     WITHDRAWN = _not_offered("Withdrawn", "the device returns to the host, or its vGPU is not desired", Level.OK)
     LEAVES_AFTER_POD = _not_offered(
         "LeavesAfterPod",

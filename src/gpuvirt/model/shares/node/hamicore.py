@@ -29,9 +29,11 @@ VARIABLES = frozenset({MEMORY, f"{MEMORY}_0", COMPUTE, f"{COMPUTE}_0", REGION, P
 _READ_ONLY: list[Plain] = ["ro", "nosuid", "nodev", "bind"]
 _REGION_OPTIONS: list[Plain] = ["nosuid", "nodev", "noexec", "mode=1777", "size=16m"]
 """The region has 2 MB, so a container can't fill the memory of the host with it."""
-HEADER = 18
+HEADER = 20
 """The bytes of a file that `why_unusable` reads."""
 _ELF_64_LITTLE, _SHARED_OBJECT = b"\x7fELF\x02\x01", 3
+_MACHINES = {62: "x86-64", 183: "aarch64"}
+"""The names of `e_machine` (elf(5)) for messages."""
 
 
 def variables(limit: ShareLimit) -> Mapping[str, str]:
@@ -60,8 +62,10 @@ def mounts(library: str, preload: str) -> Sequence[Plain]:
     ]
 
 
-def why_unusable(header: bytes) -> str | None:
-    """Return why a file with this beginning is no library for 64-bit programs, None if it may be one.
+def why_unusable(header: bytes, program: bytes) -> str | None:
+    """Return why a file with this beginning is no library for the node's 64-bit programs, None if it may be one.
+
+    `program` is the beginning of a program of the node.
 
     If the dynamic linker can't preload a library, it only warns, and starts the program without it.
     """
@@ -69,4 +73,7 @@ def why_unusable(header: bytes) -> str | None:
         return "no 64-bit ELF file"
     if len(header) < HEADER or int.from_bytes(header[16:18], "little") != _SHARED_OBJECT:
         return "no shared object"
+    its, ours = (int.from_bytes(content[18:20], "little") for content in (header, program))
+    if its != ours:
+        return f"for {_MACHINES.get(its, its)}, and the node's programs are for {_MACHINES.get(ours, ours)}"
     return None
