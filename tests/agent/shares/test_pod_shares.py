@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 
 from gpuvirt.agent.cluster.keeping import KeeperDependencies
@@ -15,16 +16,21 @@ from gpuvirt.agent.shares.nodeshares import NodePods, NodeShares
 from gpuvirt.agent.shares.sharefiles import RecordStore, SpecFiles
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.failures import ApiError
+from gpuvirt.kube.objects import key_of
 from gpuvirt.kube.reflector import Reflector
+from gpuvirt.kube.resources import Metadata
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.node.shares import ShareState
+from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION
 from gpuvirt.model.shares.demand import ContainerKind, ContainerName, Units
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
 from gpuvirt.model.shares.node.records import ContainerRecord, PodRecord, ShareLimit
 from gpuvirt.model.shares.placement import GpuId, Policy
+from gpuvirt.shares.confinement import RuntimeClass
 from tests.agent.kubelet.kubeletnode import CLOCK, until
 from tests.inlineworker import InlineWorker
 from tests.kube.scriptedapi import CONFLICT, NOT_FOUND, Call, Reply, ScriptedApi, scripted
@@ -73,9 +79,10 @@ async def _silence() -> AsyncIterator[object]:
 class Followed:
     """The shares of a node whose pods are followed."""
 
-    def __init__(self, api: PodApi, shares: NodeShares) -> None:
+    def __init__(self, api: PodApi, shares: NodeShares, keeper: PodShareKeeper) -> None:
         self.api = api
         self.shares = shares
+        self.keeper = keeper
         self.errors: list[ApiError] = []
 
     async def give(self, gpu: GpuId, limit: ShareLimit | None = None) -> None:
@@ -98,7 +105,8 @@ async def following(api: PodApi, served: ScriptedApi, authority: Authority, fold
     shares = NodeShares(store, files, NodePods(), Cell(ShareState(sharing, node=sharing)))
     credentials = Credentials("127.0.0.1", served.port, "gpuvirt", ca=authority.certificate, token=b"x")
     dependencies = KeeperDependencies(Client(credentials), "node01", CLOCK, Random(1))  # noqa: S311
-    keeper, followed = PodShareKeeper(dependencies, shares), Followed(api, shares)
+    keeper = PodShareKeeper(dependencies, shares)
+    followed = Followed(api, shares, keeper)
     reflector = Reflector(dependencies.client, node_pods("node01"), CLOCK, dependencies.random)
     async with asyncio.TaskGroup() as group:
         tasks = [
@@ -122,6 +130,23 @@ async def follow(api: PodApi, server: Pair, authority: Authority, folder: Path) 
 
 def known(followed: Followed) -> PodOnNode:
     return (followed.shares.pods.known or {})[UID]
+
+
+async def test_a_pod_that_requires_limits_is_judged_again_once_its_runtime_is_known(
+    authority: Authority, server: Pair, tmp_path: Path
+) -> None:
+    found = pod({"gpuvirt.io/enforcement": "required"})
+    spec = {**msgspec.convert(found["spec"], dict[str, object]), "runtimeClassName": "nvidia"}
+    async with follow(PodApi({**found, "spec": spec}), server, authority, tmp_path) as followed:
+        reason = known(followed).unconfined
+        assert reason is not None
+        assert "is not known" in reason.message
+        for handler, code in (("nvidia", None), ("runsc", ReasonCode.NO_LIMIT_HOLDS)):
+            found_class = RuntimeClass(Metadata(name="nvidia"), handler)
+            key = key_of(found_class)
+            followed.keeper.observe_classes(Delta({key: found_class}, frozenset({key})))
+            after = known(followed).unconfined
+            assert (after.code if after is not None else None) is code
 
 
 async def test_the_choice_of_the_extender_is_read(authority: Authority, server: Pair, tmp_path: Path) -> None:

@@ -92,6 +92,21 @@ async def test_a_pod_that_requires_limits_starts_once_the_nodes_shares_are_limit
         assert (await node.start(pod)).env == LIMITED
 
 
+async def test_a_pod_in_which_no_limit_can_hold_does_not_start(short_path: Path) -> None:
+    reason = Reason(ReasonCode.NO_LIMIT_HOLDS, "pod default/p", "requires an enforced share of a GPU", (), "x")
+    async with shared_node(short_path) as node:
+        await enforce(node)
+        pod = await node.admit("p", 300, gpu=A)
+        node.api[PodUid(pod.uid)] = replace(node.api[PodUid(pod.uid)], requires_limits=True, unconfined=reason)
+        node.pods.observe(dict(node.api))
+        with pytest.raises(StartError, match="NoLimitHolds: pod default/p"):
+            await node.start(pod)
+        assert not node.specs
+        node.api[PodUid(pod.uid)] = replace(node.api[PodUid(pod.uid)], unconfined=None)
+        node.pods.observe(dict(node.api))
+        assert (await node.start(pod)).env == LIMITED
+
+
 def test_a_part_of_a_gpu_of_unknown_memory_is_refused() -> None:
     demand = demand_of([ContainerDemand(ContainerName("main"), APP, Units(300))])
     record = record_of("ns", "p", demand, {ContainerName("main"): {A: Units(300)}})

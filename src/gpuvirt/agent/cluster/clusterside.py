@@ -39,6 +39,7 @@ from gpuvirt.model.offers.notice import Count
 from gpuvirt.model.offers.ondemand.offer import PodEnds
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, nodeproblems
 from gpuvirt.model.shares.demand import whole_amounts
+from gpuvirt.shares.confinement import RUNTIME_CLASSES
 from gpuvirt.tasks import keep_going
 
 
@@ -359,6 +360,16 @@ class _Run:
         keeper = PodShareKeeper(self._dependencies, shares)
         written = self._reporter("shares", "to write the GPUs of a pod")
         self._start("shares", lambda: keeper.run(written))
+        classes, changed = self._reflector(RUNTIME_CLASSES), Signal()
+        unlisted = self._reporter("RuntimeClasses", "to list RuntimeClasses")
+
+        async def follow_classes() -> None:
+            with shares.state.notifying(changed):
+                while not shares.state.get().published.enforcement.is_limit:
+                    await changed.wait()
+            await classes.run(keeper.observe_classes, unlisted)
+
+        self._start("RuntimeClasses", follow_classes)
         events = PodEvents(self._dependencies, shares.refusals, shares.pods)
         unwritten = self._reporter("events", "to write events about pods")
         self._start("pod events", lambda: events.run(unwritten))

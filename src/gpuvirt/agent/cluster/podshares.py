@@ -15,7 +15,7 @@ from gpuvirt.agent.cluster.keeping import KeeperDependencies, ReportOutcome
 from gpuvirt.agent.shares.nodeshares import NodeShares
 from gpuvirt.clock import Signal
 from gpuvirt.errors import GpuvirtError
-from gpuvirt.facts.ids import PodUid, ResourceName
+from gpuvirt.facts.ids import PodUid
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import PatchType
 from gpuvirt.kube.collection import Collection
@@ -29,10 +29,11 @@ from gpuvirt.model.shares.annotations import (
     pod_shares,
     pod_shares_text,
 )
-from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.placement import Policy
-from gpuvirt.shares.objects import PodAnnotations, PodMetadata, PodStatus, SharingPod, demand_of_pod, needs_limits
+from gpuvirt.shares.confinement import ConfinedPod, Handlers, RuntimeClass, why_unconfined
+from gpuvirt.shares.objects import PodAnnotations, PodMetadata, PodStatus, demand_of_pod, needs_limits
+from gpuvirt.shares.sharing import Sharing
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class _Status(PodStatus, frozen=True, gc=False):
     phase: str = ""
 
 
-class RequestingPod(SharingPod, frozen=True):
+class RequestingPod(ConfinedPod, frozen=True):
     """A pod with the requests of its containers, and whether they have ended."""
 
     metadata: _Metadata
@@ -99,10 +100,10 @@ def node_pods(node: str) -> Collection[RequestingPod]:
     return Collection(Resource("pods"), RequestingPod, on_node=node)
 
 
-def pod_on_node(pod: RequestingPod, resource: ResourceName, whole: Units) -> PodOnNode | None:
+def pod_on_node(pod: RequestingPod, sharing: Sharing, handlers: Handlers | None) -> PodOnNode | None:
     """Return a pod that requests units, None for another pod, and for one whose request no GPU can serve."""
     try:
-        demand = demand_of_pod(pod, resource, whole)
+        demand = demand_of_pod(pod, sharing.resource, sharing.whole)
     except GpuvirtError as error:
         log.warning("pod %s gets no share: %s", pod.where, error)
         return None
@@ -110,12 +111,12 @@ def pod_on_node(pod: RequestingPod, resource: ResourceName, whole: Units) -> Pod
         return None
     text = pod.metadata.annotations.shares or None
     try:
-        desired = pod_shares(text, demand, whole) if text is not None else None
+        desired = pod_shares(text, demand, sharing.whole) if text is not None else None
     except InvalidAnnotationError as error:
         log.warning("the annotation of pod %s does not count: %s", pod.where, error)
         desired = None
     try:
-        requires = needs_limits(pod, demand, whole)
+        requires = needs_limits(pod, demand, sharing.whole)
     except InvalidAnnotationError as error:
         log.warning("pod %s starts only on a node that enforces shares: %s", pod.where, error)
         requires = True
@@ -130,6 +131,7 @@ def pod_on_node(pod: RequestingPod, resource: ResourceName, whole: Units) -> Pod
         ended=pod.status.phase in ENDED,
         annotation=text,
         requires_limits=requires,
+        unconfined=why_unconfined(pod, sharing, handlers),
     )
 
 
@@ -139,6 +141,8 @@ class PodShareKeeper:
     def __init__(self, dependencies: KeeperDependencies, shares: NodeShares) -> None:
         self._dependencies = dependencies
         self._shares = shares
+        self._sharing = Sharing(shares.resource, shares.whole)
+        self._handlers: Handlers | None = None
         self._written: dict[PodUid, _Written] = {}
         self._observed: dict[PodUid, tuple[RequestingPod, PodOnNode | None]] = {}
         """The pods as observed, with the values that were read from them."""
@@ -150,9 +154,19 @@ class PodShareKeeper:
             uid = pod.uid
             known = before.get(uid)
             if known is None or known[0] != pod:
-                known = pod, pod_on_node(pod, self._shares.resource, self._shares.whole)
+                known = pod, pod_on_node(pod, self._sharing, self._handlers)
             self._observed[uid] = known
         self._written = {uid: written for uid, written in self._written.items() if uid in self._observed}
+        self._show()
+
+    def observe_classes(self, delta: Delta[RuntimeClass]) -> None:
+        """Record the RuntimeClasses of the cluster, by which pods that require limits are judged again."""
+        self._handlers = {key.name: found.handler for key, found in delta.objects.items()}
+        for uid, (pod, _) in self._observed.items():
+            self._observed[uid] = pod, pod_on_node(pod, self._sharing, self._handlers)
+        self._show()
+
+    def _show(self) -> None:
         self._shares.pods.observe({uid: found for uid, (_, found) in self._observed.items() if found is not None})
 
     async def run(self, report: ReportOutcome) -> None:

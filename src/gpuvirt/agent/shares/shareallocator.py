@@ -100,6 +100,8 @@ class GpuChoice:
             record = with_limits(new, node, requires=pod.requires_limits)
             if isinstance(record, Reason):
                 raise AllocationRefusedError(record)
+            if pod.unconfined is not None:
+                raise AllocationRefusedError(pod.unconfined)
             try:
                 with self._pending(pod.uid, record, unit):
                     await shares.store.save(shares.store.records.get().with_pod(pod.uid, record))

@@ -45,6 +45,8 @@ class PodOnNode(msgspec.Struct, frozen=True):
     """The text of its annotation, valid or not."""
     requires_limits: bool = False
     """Whether its containers may start only with limits of their parts of GPUs."""
+    unconfined: Reason | None = None
+    """Why no limit can hold in it, where it requires limits."""
 
 
 class NodeSharing(msgspec.Struct, frozen=True):
