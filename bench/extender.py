@@ -32,7 +32,7 @@ from bench.peeroptions import add_peer_options, beside_peer
 from bench.process import cpu_s, pss_kib
 from bench.simulatedapi import GPUS, Scale, api_server, api_server_of, fill, wait
 from gpuvirt.extender.filtering import MOST_STEPS, filtered, prioritized
-from gpuvirt.extender.protocol import node_arguments
+from gpuvirt.extender.protocol import filter_arguments, prioritize_arguments
 from gpuvirt.model.shares.placement import Steps, finished
 from gpuvirt.shares.sharing import Sharing
 
@@ -152,9 +152,9 @@ def measure_work(scale: Scale, rounds: int, table: Table) -> None:
     gc.freeze()
     body, sharing = filter_request(scale)[1], Sharing()
     work: Mapping[str, Callable[[], object]] = {
-        "filter": lambda: filtered(node_arguments("filter", body), index.usage.rows, sharing, ()),
+        "filter": lambda: filtered(filter_arguments(body), index.usage.rows, sharing, ()),
         "prioritize": lambda: finished(
-            prioritized(node_arguments("prioritize", body), index.usage.rows, sharing, Steps(MOST_STEPS))
+            prioritized(prioritize_arguments(body), index.usage.rows, sharing, Steps(MOST_STEPS))
         ),
     }
     for verb, answer in work.items():

@@ -56,7 +56,7 @@ class Container(core.Container, frozen=True, gc=False, rename="camel"):
 
 
 class PodSpec(objects.PodSpec, frozen=True, gc=False, rename="camel"):
-    """What decides whether a limit holds in a pod."""
+    """The fields that decide whether a limit holds in a pod."""
 
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()

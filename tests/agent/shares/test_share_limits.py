@@ -253,7 +253,7 @@ def test_what_is_no_shared_object_is_no_library(content: bytes) -> None:
 
 
 def test_a_library_for_another_architecture_is_none_of_the_nodes() -> None:
-    x86, arm = (ELF[:18] + machine.to_bytes(2, "little") for machine in (62, 183))
+    x86, arm = (ELF[:18] + number.to_bytes(2, "little") for number in (62, 183))
     assert why_unusable(arm, x86) == "for aarch64, and the node's programs are for x86-64"
     assert why_unusable(x86, arm) == "for x86-64, and the node's programs are for aarch64"
     assert why_unusable(arm, arm) is None

@@ -32,7 +32,7 @@ _REGION_OPTIONS: list[Plain] = ["nosuid", "nodev", "noexec", "mode=1777", "size=
 HEADER = 20
 """The bytes of a file that `why_unusable` reads."""
 _ELF_64_LITTLE, _SHARED_OBJECT = b"\x7fELF\x02\x01", 3
-_MACHINES = {62: "x86-64", 183: "aarch64"}
+_ARCHITECTURES = {62: "x86-64", 183: "aarch64"}
 """The names of `e_machine` (elf(5)) for messages."""
 
 
@@ -75,5 +75,5 @@ def why_unusable(header: bytes, program: bytes) -> str | None:
         return "no shared object"
     its, ours = (int.from_bytes(content[18:20], "little") for content in (header, program))
     if its != ours:
-        return f"for {_MACHINES.get(its, its)}, and the node's programs are for {_MACHINES.get(ours, ours)}"
+        return f"for {_ARCHITECTURES.get(its, its)}, and the node's programs are for {_ARCHITECTURES.get(ours, ours)}"
     return None
