@@ -26,6 +26,7 @@ from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode, Modes
 from gpuvirt.model.inventory.inventory import Inventory, Mode, build_inventory
 from gpuvirt.model.offers.ondemand.capacity import Carried, carried_by, room
 from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons.refusals import BEING_ADMITTED
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.profiles import profile_name
 
@@ -117,6 +118,8 @@ def _holdings(gpu: Gpu) -> Iterator[Holding]:
             yield Holding(PciAddress(gpu.address), VgpuId(vgpu.id), VgpuType(vgpu.type), user, seen_this_boot=True)
 
 
+PODS = ("pod ", BEING_ADMITTED)
+"""The beginnings of the users that are pods."""
 WHOLE = "GPU"
 """The type of a VM that gets a whole GPU."""
 OLD_AGENT = (
@@ -131,6 +134,7 @@ BY_CATALOG = (
 MIXED_MODE = "fewer fit if the GPU is in mixed-size mode, which nvidia-smi on the node reports"
 NO_DRIVER = "it has no driver now; the node alone shows whether a native driver can be loaded"
 HOST_ONLY = "modules, other functions of its IOMMU group and processes of the host are checked by the agent alone"
+OTHER_PLUGINS = "pods that have the GPU from another device plugin are known to the agent alone"
 NO_CARD = "the catalog does not decide which card it is, and its driver lists vGPU types only after this change"
 
 
@@ -232,7 +236,9 @@ class _Planning(msgspec.Struct, frozen=True):
         now = Counter(profile_name(vgpu.type) for vgpu in gpu.vgpus)
         outcome = self._outcome(gpu, function, now)
         moves = _moves(gpu, mode)
-        users = user_texts(gpu.users) if moves else ()
+        changes = moves or outcome.changes or bool(self.plans.plan_of(address).steps)
+        # Pods prevent every step, as in `change.planner`; processes with its IOMMU group open only another driver.
+        users = user_texts(user for user in gpu.users if moves or (changes and user.startswith(PODS)))
         if users:
             outcome = _Outcome(now)
         way = tuple(dict.fromkeys((*users, *outcome.in_the_way)))
@@ -245,7 +251,7 @@ class _Planning(msgspec.Struct, frozen=True):
             vgpus_then=outcome.vgpus,
             in_the_way=way,
             reasons=outcome.reasons,
-            unknown=tuple(self._unknown(gpu, function, outcome, moves=moves)),
+            unknown=tuple(self._unknown(gpu, function, outcome, moves=moves, changes=changes)),
             changes=(moves and not users) or outcome.changes,
             fits=self._fits(gpu, function, outcome, blocked=bool(users)),
             one_of=mode is DesiredMode.ON_DEMAND,
@@ -277,7 +283,9 @@ class _Planning(msgspec.Struct, frozen=True):
         found = {profile_name(vgpu_type): count for vgpu_type, count in left.items() if count}
         return {name: count for name, count in found.items() if listed is None or name in listed}
 
-    def _unknown(self, gpu: Gpu, function: PciFunction, outcome: "_Outcome", *, moves: bool) -> Iterator[str]:
+    def _unknown(
+        self, gpu: Gpu, function: PciFunction, outcome: "_Outcome", *, moves: bool, changes: bool
+    ) -> Iterator[str]:
         yield from outcome.unknown
         cards = catalog.cards_of(function.id, function.subsystem)
         may_mix = [card for card in cards if card.mixed_sizes is not False]  # unknown: said, as if it could
@@ -286,6 +294,8 @@ class _Planning(msgspec.Struct, frozen=True):
             yield MIXED_MODE
         if moves:
             yield HOST_ONLY
+        if changes and gpu.mode in {Mode.CONTAINER, Mode.SHARED}:
+            yield OTHER_PLUGINS
         if gpu.mode == Mode.UNBOUND and self.modes.of(gpu.address) is not DesiredMode.PASSTHROUGH:
             yield NO_DRIVER
 

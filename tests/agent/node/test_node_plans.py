@@ -7,15 +7,26 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import PciAddress
+from gpuvirt.agent.shares.nodeshares import stored_shares
+from gpuvirt.agent.shares.shareallocator import GpuChoice
+from gpuvirt.agent.shares.specfiles import SpecFiles
+from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.invalid import Origin, Source
-from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Settings
+from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Settings, ShareSettings
+from gpuvirt.model.shares.annotations import placement
+from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
+from gpuvirt.model.shares.node.choice import PodOnNode
+from gpuvirt.model.shares.node.nvidiacdi import parse
+from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.vgputypes.profiles import profile_name
 from gpuvirt.plans.nodeplan import BY_CATALOG, MIXED_MODE, NO_CARD, WHOLE, NodePlan, plan_node
+from gpuvirt_sim.devices.nvidia import gpu_uuid
 from tests.agent.node.nodewithvgpus import FIRST, ask, give_first_vgpu, reported
-from tests.agent.node.simnode import SimNode, running_node
+from tests.agent.node.simnode import SimNode, running_node, sharing_node
+from tests.agent.shares.sharednode import nvidia_spec
+from tests.inlineworker import InlineWorker
 from tests.sim.simulated import Simulated
 
 pytestmark = pytest.mark.usefixtures("worker")
@@ -143,3 +154,37 @@ async def test_the_vgpu_of_a_pod_stays_on_a_node_on_demand(simulated: Simulated,
         assert others[0].fits == {"T4-1Q": 16, "T4-2Q": 8, "T4-4Q": 4, "T4-8Q": 2, "T4-16Q": 1}
         await ask(node, DesiredMode.ON_DEMAND, None)
         assert carried(node)[FIRST] == {"T4-8Q": 1}
+
+
+SHARE_POD, UNIT, MAIN = PodUid("8a5c0001-0000-4000-8000-000000000001"), DeviceId("u7"), ContainerName("main")
+
+
+@pytest.mark.parametrize("mode", [mode for mode in DesiredMode if mode is not DesiredMode.SHARED])
+@pytest.mark.parametrize("host", ["2xA10-vgpu", "4xT4"])
+async def test_pods_with_shares_are_in_the_way_where_the_agent_waits_for_them(
+    simulated: Simulated, tmp_path: Path, host: str, mode: DesiredMode
+) -> None:
+    files = SpecFiles(tmp_path / "cdi", (tmp_path / "cdi",))
+    shares = stored_shares(tmp_path / "shares.json", files, InlineWorker(), ShareSettings())
+    async with sharing_node(simulated(host), tmp_path, Settings(), shares) as node:
+        await ask(node, DesiredMode.SHARED, None)
+        first = node.view.gpus[0].address
+        gpu = GpuId(gpu_uuid(first))
+        shares.observe_runtime("containerd://2.1.3")
+        spec = parse("nvidia.json", nvidia_spec({gpu: 0}).encode())
+        assert spec is not None
+        shares.judge([spec], cdi_enabled=None)
+        demand = Demand((ContainerDemand(MAIN, ContainerKind.APP, Units(300)),))
+        pod = PodOnNode(SHARE_POD, "default", "p", demand, placement(demand, {MAIN: {gpu: Units(300)}}))
+        await GpuChoice(shares, node.agent.gpu_claims).choose(pod, UNIT)
+        await node.report_account()
+        config = "default" if mode is DesiredMode.VGPU else None
+        planned = plan(node, mode, config)
+        await ask(node, mode, config)
+        waits = any((reason.code, reason.subject) == ("AllocatedToPod", first) for reason in node.view.problems)
+        shown = planned.gpus[0]
+        assert shown.in_the_way == (("pod default/p",) if waits else ())
+        if waits:
+            assert (shown.changes, shown.fits, shown.vgpus_then) == (False, {}, {})
+            assert planned.is_refused
+        assert waits or mode in {DesiredMode.UNMANAGED, DesiredMode.CONTAINER} or (host, mode) == ("4xT4", "on-demand")
