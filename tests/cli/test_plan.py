@@ -65,3 +65,12 @@ async def test_types_are_alternatives_on_demand(tmp_path: Path) -> None:
     text = " ".join((await run(tmp_path, *arguments, cluster=cluster(*GPUS))).stdout.split())
     assert "free: 5 x A10-4Q or 2 x A10-8Q" in text
     assert "VMs that then fit: 5 with A10-4Q or 4 with A10-8Q (the first vGPU of a GPU decides its type)" in text
+
+
+@pytest.mark.parametrize("arguments", [("--vgpu-config", "A10-5Q"), ("--workload", "vm-passthrough")])
+async def test_a_node_whose_agent_has_not_reported_has_no_plan(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = await run(tmp_path, "plan", "node/node01", *arguments, cluster=cluster())
+    assert done.returncode == 1
+    assert "node01: its agent has not reported yet" in done.stdout
+    assert "VMs that then fit" not in done.stdout
+    assert "is changed" not in done.stdout

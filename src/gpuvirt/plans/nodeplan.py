@@ -11,7 +11,7 @@ from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.facts.vgpu import Framework, LiveVgpu, VgpuHost
-from gpuvirt.kube.kinds.gpunode import Gpu, GpuNode, Planning, Spec, Status
+from gpuvirt.kube.kinds.gpunode import READY, Gpu, GpuNode, Planning, Spec, Status
 from gpuvirt.model.allocation.launcherpods import user_texts
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.driverplanning import drivers_of
@@ -122,6 +122,7 @@ PODS = ("pod ", BEING_ADMITTED)
 """The beginnings of the users that are pods."""
 WHOLE = "GPU"
 """The type of a VM that gets a whole GPU."""
+NO_REPORT = "its agent has not reported yet"
 OLD_AGENT = (
     "its agent does not report the inputs of a plan; expected an agent and a kind GpuNode of this version or newer"
 )
@@ -198,8 +199,14 @@ def plan_node(gpu_node: GpuNode, mode: DesiredMode, config: ConfigName | None, c
         config.name if config is not None else None,
         tuple(planning.of(gpus[address]) for address in sorted(found.inventory.gpus)),
         "; ".join(dict.fromkeys(value.reason.text for value in invalid)) or None,
-        tuple(f"{address}: {OLD_AGENT}" for address in found.unplanned),
+        tuple(_unreported(gpu_node.metadata.name, status, found)),
     )
+
+
+def _unreported(node: str, status: Status, found: Reported) -> Iterator[str]:
+    if not status.gpus and all(condition.type != READY for condition in status.conditions):
+        yield f"{node}: {NO_REPORT}"
+    yield from (f"{address}: {OLD_AGENT}" for address in found.unplanned)
 
 
 def types_of(gpu_node: GpuNode, config: ConfigName, config_set: ConfigSet) -> frozenset[str]:

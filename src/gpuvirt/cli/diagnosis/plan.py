@@ -106,7 +106,8 @@ def show(found: NodePlan) -> None:
     """Print the plan: a row for each GPU, what prevents it, and how many VMs then fit."""
     out = console()
     config = f" with the vGPU config {found.vgpu_config}" if found.vgpu_config else ""
-    say(out, f"node {found.node} in mode {found.mode}{config}; nothing is changed", style="bold")
+    preview = f"preview of node {found.node} in mode {found.mode}{config}; this command writes nothing"
+    say(out, preview, style="bold")
     if found.problem is not None:
         say(out, found.problem, style="yellow")
     out.print()
@@ -120,6 +121,8 @@ def show(found: NodePlan) -> None:
         table.print(out)
     for text in found.unknown:
         say(out, text, style="yellow")
+    if not found.gpus and found.unknown:
+        return
     out.print()
     for text in dict.fromkeys(text for gpu in found.gpus for text in gpu.unknown):
         say(out, text, head="not known here: ")
