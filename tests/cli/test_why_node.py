@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, SHARES_ANNOTATION
 from tests.cli.fleet import run
 from tests.kube.scriptedapi import NOT_FOUND, Call, Reply
 
@@ -12,9 +13,14 @@ READY = {"type": "Ready", "status": "True"}
 
 
 def pod(name: str, resource: str, node: str = "", count: str = "1") -> object:
+    on_gpu = {"containers": {"main": {"GPU-8a5c31f2": int(count)}}}
+    annotations = {SHARES_ANNOTATION: json.dumps(on_gpu)} if node and resource == UNITS else {}
     return {
-        "metadata": {"name": name, "namespace": "prod"},
-        "spec": {"nodeName": node, "containers": [{"resources": {"limits": {resource: count, "cpu": "2"}}}]},
+        "metadata": {"name": name, "namespace": "prod", "uid": f"uid-of-{name}", "annotations": annotations},
+        "spec": {
+            "nodeName": node,
+            "containers": [{"name": "main", "resources": {"limits": {resource: count, "cpu": "2"}}}],
+        },
         "status": {"phase": "Running" if node else "Pending"},
     }
 
@@ -26,8 +32,15 @@ def cluster(*pods: object, agent: bool = True) -> object:
         {"address": "0000:ca:00.0", "mode": "passthrough", "reasons": reasons},
     ]
     offered = {"name": A10, "healthy": 1, "allocated": 1, "registered": True, "kind": "whole"}
-    gpu_node = {"metadata": {"name": "node01"}, "status": {"gpus": gpus, "resources": [offered], "shares": SHARES}}
-    node = {"metadata": {"name": "node01"}, "status": {"allocatable": {A10: "1"}, "conditions": [READY]}}
+    leftover = {"name": "nvidia.com/NVIDIA_A10-4Q", "healthy": 0, "allocated": 0, "registered": True}
+    status = {"gpus": gpus, "resources": [offered, leftover], "shares": SHARES}
+    gpu_node = {"metadata": {"name": "node01"}, "status": status}
+    allocatable = {A10: "1", UNITS: "1000", leftover["name"]: "0"}
+    annotations = {SHARED_GPUS_ANNOTATION: json.dumps({"GPU-8a5c31f2": 1000})}
+    node = {
+        "metadata": {"name": "node01", "uid": "n1", "resourceVersion": "1", "annotations": annotations},
+        "status": {"allocatable": allocatable, "conditions": [READY]},
+    }
 
     def answer(call: Call) -> Reply:
         lists = {"/api/v1/pods": list(pods), "/api/v1/nodes": [node]}
@@ -41,18 +54,22 @@ def cluster(*pods: object, agent: bool = True) -> object:
 
 
 async def test_pods_that_wait_for_the_node_are_explained(tmp_path: Path) -> None:
-    pods = (pod("has", A10, "node01"), pod("waits", A10), pod("other", "x.com/y"), pod("shares", UNITS, count="300"))
+    pods = [pod("has", A10, "node01"), pod("waits", A10), pod("other", "x.com/y"), pod("shares", UNITS, count="300")]
+    pods += [pod("big", UNITS, "node01", "800"), pod("odd", UNITS, count="1500")]
     done = await run(tmp_path, "why", "node/node01", "-o", "json", cluster=cluster(*pods))
     found = json.loads(done.stdout)
     assert done.returncode == 1
     assert [(resource["name"], resource["allocatable"], resource["free"]) for resource in found["resources"]] == [
-        (A10, 1, 0)
+        (A10, 1, 0),
+        (UNITS, 1000, 200),
     ]
     assert found["reasons"] == ["0000:ca:00.0 GroupShared: shares its group"]
-    shares, waits = found["pending"]
+    odd, shares, waits = found["pending"]
     assert (waits["name"], waits["code"]) == ("waits", "AllAllocated")
     assert "has" in waits["message"]
-    assert "gpuvirt why pod/shares -n prod" in shares["message"]
+    assert shares["code"] == "NoFreePiece"
+    assert "the largest free piece has 200" in shares["message"]
+    assert (odd["code"], "prod/odd" in odd["message"]) == ("InvalidShare", True)
     text = (await run(tmp_path, "why", "node/node01", cluster=cluster(*pods))).stdout
     assert "prod/waits" in text
     assert "GroupShared" in text
@@ -94,5 +111,5 @@ async def test_pods_that_may_not_be_listed_are_unknown_and_not_absent(tmp_path: 
 
     found = json.loads((await run(tmp_path, "why", "node/node01", "-o", "json", cluster=forbids)).stdout)
     assert found["pending"] is None
-    assert [resource["free"] for resource in found["resources"]] == [None]
+    assert [resource["free"] for resource in found["resources"]] == [None] * 3
     assert "not known" in (await run(tmp_path, "why", "node/node01", cluster=forbids)).stdout

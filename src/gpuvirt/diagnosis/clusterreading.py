@@ -47,7 +47,8 @@ from gpuvirt.plans.knownconfigs import KnownConfigs, read_known_configs
 from gpuvirt.plans.nodeplan import types_of
 from gpuvirt.shares.awayworkers import away, local_time, read_schedules, stopped_by
 from gpuvirt.shares.confinement import RUNTIME_CLASSES, ConfinedPod, RuntimeClass, why_unconfined
-from gpuvirt.shares.objects import SharingPod, demand_of_pod, needs_limits
+from gpuvirt.shares.index import Index
+from gpuvirt.shares.objects import demand_of_pod, needs_limits
 from gpuvirt.shares.sharing import Sharing
 
 T = TypeVar("T", bound=KubernetesObject)
@@ -177,46 +178,19 @@ class _VmReader:
         )
 
     async def _shares(self, seen: PodSeen) -> SharesSeen | None:
-        sharing = self._sharing
         try:
-            index = await read_index(self._client, sharing)
+            found = shares_seen(await read_index(self._client, self._sharing), self._sharing, seen)
         except ForbiddenError as error:
             self._unread.append(str(error))
             return None
-        pod = index.pod(seen.namespace, seen.name)
-        demand, needs, invalid, unknown = None, False, "", ""
-        try:
-            if pod is not None:
-                demand = demand_of_pod(pod, sharing.resource, sharing.whole)
-                needs = needs_limits(pod, demand, sharing.whole)
-        except (InvalidQuantityError, UnplaceableError) as error:
-            invalid = str(error)
-        except InvalidAnnotationError as error:
-            unknown = str(error)
-        if pod is None:
-            return SharesSeen(sharing.resource, demand, invalid, index.nodes, shares_of_pods(index), sharing.whole)
-        nodes = {name: row.usage for name, row in index.rows_for(pod).items()}
-        names = shares_for_pod(index, pod)
-        return SharesSeen(
-            sharing.resource,
-            demand,
-            invalid,
-            nodes,
-            names,
-            sharing.whole,
-            pod.spec.priority,
-            invalid_requirement=unknown,
-            requires_limits=needs,
-            unconfined=await self._why_unconfined(pod) if needs else None,
-            limiting=frozenset(index.limiting),
-        )
+        return replace(found, unconfined=await self._why_unconfined(seen)) if found.requires_limits else found
 
-    async def _why_unconfined(self, pod: SharingPod) -> Reason | None:
+    async def _why_unconfined(self, seen: PodSeen) -> Reason | None:
         """Return why no limit can hold in a pod; the fields for it are not in the index."""
-        whole = await self._client.get(pods(pod.metadata.namespace), pod.metadata.name, ConfinedPod)
+        pod = await self._client.get(pods(seen.namespace), seen.name, ConfinedPod)
         classes = await self._list(RUNTIME_CLASSES.resource, RuntimeClass)
         handlers = None if classes is None else {found.metadata.name: found.handler for found in classes}
-        return why_unconfined(whole, self._sharing, handlers)
+        return why_unconfined(pod, self._sharing, handlers)
 
     async def _with_neighbours(self, evidence: VmEvidence) -> VmEvidence:
         """Return the evidence about a target that does not exist, with other objects of its kind."""
@@ -271,17 +245,47 @@ class _VmReader:
             return None
 
 
+def shares_seen(index: Index, sharing: Sharing, seen: PodSeen) -> SharesSeen:
+    """Return the shared GPUs as they are for a pod."""
+    pod = index.pod(seen.namespace, seen.name)
+    demand, needs, invalid, unknown = None, False, "", ""
+    try:
+        if pod is not None:
+            demand = demand_of_pod(pod, sharing.resource, sharing.whole)
+            needs = needs_limits(pod, demand, sharing.whole)
+    except (InvalidQuantityError, UnplaceableError) as error:
+        invalid = str(error)
+    except InvalidAnnotationError as error:
+        unknown = str(error)
+    if pod is None:
+        return SharesSeen(sharing.resource, demand, invalid, index.nodes, shares_of_pods(index), sharing.whole)
+    nodes = {name: row.usage for name, row in index.rows_for(pod).items()}
+    names = shares_for_pod(index, pod)
+    return SharesSeen(
+        sharing.resource,
+        demand,
+        invalid,
+        nodes,
+        names,
+        sharing.whole,
+        pod.spec.priority,
+        invalid_requirement=unknown,
+        requires_limits=needs,
+        limiting=frozenset(index.limiting),
+    )
+
+
 def cordons(labels: Labels) -> Mapping[NodeName, str]:
     """Return the schedules that have cordoned nodes."""
     return {name: found[CORDONED_BY] for name, found in labels.items() if CORDONED_BY in found}
 
 
-def ask_node(credentials: Credentials, name: str, units: str) -> NodeEvidence:
+def ask_node(credentials: Credentials, name: str, sharing: Sharing) -> NodeEvidence:
     """Return the evidence about a node; raise ConfigError if it does not exist, ApiError."""
-    return asyncio.run(_read_node(Client(credentials), name, units))
+    return asyncio.run(_read_node(Client(credentials), name, sharing))
 
 
-async def _read_node(client: Client, name: str, units: str) -> NodeEvidence:
+async def _read_node(client: Client, name: str, sharing: Sharing) -> NodeEvidence:
     try:
         node = await client.get(NODES, name, core.Node)
     except NotFoundError as error:
@@ -295,7 +299,18 @@ async def _read_node(client: Client, name: str, units: str) -> NodeEvidence:
     found = away(schedules, {key: label} if label is not None else {})
     reports = {key: gpu_node} if gpu_node is not None else {}
     phases = await read_phases(client, schedules, {key: node.metadata.labels}, reports)
-    return NodeEvidence(vmevidence.node_seen(node, gpu_node), pods, units, found.get(key), phases.get(key, ()))
+    seen, shares = vmevidence.node_seen(node, gpu_node), await _shares_of_pending(client, sharing, pods or ())
+    return NodeEvidence(seen, pods, sharing.resource, shares, found.get(key), phases.get(key, ()))
+
+
+async def _shares_of_pending(client: Client, sharing: Sharing, pods: Iterable[PodSeen]) -> Mapping[str, SharesSeen]:
+    """Return the shared GPUs as they are for each pod that requests units and has no node; none if unreadable."""
+    waiting = [pod for pod in pods if not pod.node and sharing.resource in pod.requests]
+    try:
+        index = await read_index(client, sharing) if waiting else Index(sharing)
+    except ForbiddenError:
+        return {}
+    return {pod.user: shares_seen(index, sharing, pod) for pod in waiting}
 
 
 async def _gpu_node(client: Client, name: str) -> GpuNode | None:

@@ -251,11 +251,13 @@ def test_a_request_of_more_than_a_gpu_and_no_whole_number_is_the_blocker() -> No
         VmEvidence(
             target=ObjectRef(ObjectKind.POD, "new", "ml"),
             pod=PodSeen("new", "ml", "Pending", requests={VGPU: 1500}, conditions=(PENDING,)),
+            nodes=(NodeSeen("node01", allocatable={VGPU: 1000}),),
             shares=shares,
         )
     )
     assert found.blocker is not None
     assert found.blocker.code is FindingCode.INVALID_SHARE
+    assert [verdict.obstacle.code for verdict in found.nodes if verdict.obstacle is not None] == [found.blocker.code]
     assert next(stage.step for stage in found.stages if stage.standing is StageOutcome.BLOCKED) is VmStageName.REQUESTS
 
 

@@ -89,8 +89,8 @@ def why(  # noqa: PLR0913  one parameter an option
     """
     chosen = _target_of(target, name)
     if chosen.node is not None:
-        credentials = apiserver.asked_credentials(kubeconfig, context)
-        _explain_node(chosen.node, credentials, output, options.resource_of(resource))
+        sharing = Sharing(options.resource_of(resource), Units(units))
+        _explain_node(chosen.node, apiserver.asked_credentials(kubeconfig, context), output, sharing)
         return
     if chosen.found is not None:
         sharing = Sharing(options.resource_of(resource), Units(units))
@@ -186,9 +186,9 @@ def _vm_nodes(found: Explanation) -> Table:
     return table
 
 
-def _explain_node(node: str, credentials: Credentials, output: Output, units: str) -> None:
+def _explain_node(node: str, credentials: Credentials, output: Output, sharing: Sharing) -> None:
     """Explain what a node has, and what is pending there; exit with 1 if something is wrong."""
-    found = explain_node(ask_node(credentials, node, units))
+    found = explain_node(ask_node(credentials, node, sharing))
     if not print_document(found, output):
         _show_node(found)
     raise typer.Exit(1 if found.is_blocked else 0)

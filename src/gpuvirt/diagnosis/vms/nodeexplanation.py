@@ -7,6 +7,7 @@ import msgspec
 from gpuvirt.diagnosis.findings import Finding
 from gpuvirt.diagnosis.vms.vmevidence import GpuNodeSeen, NodeSeen, ObjectKind, ObjectRef, PodSeen, VmEvidence
 from gpuvirt.diagnosis.vms.vmnodes import judge_nodes
+from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.workers.away import AwayWorker, NodePhase
 
@@ -20,7 +21,9 @@ class NodeEvidence(msgspec.Struct, frozen=True):
     pods: tuple[PodSeen, ...] | None
     """All pods of the cluster that have not ended; None if they may not be listed."""
     units: str
-    """The resource whose units the extender gives to pods; `gpuvirt why pod/NAME` explains those pods."""
+    """The resource whose units the extender gives to pods."""
+    shares: Mapping[str, SharesSeen] = msgspec.field(default_factory=dict)
+    """The shared GPUs for each pending pod that requests units, `pod default/a`; none where they could not be read."""
     away: AwayWorker | None = None
     """Why the node gets no pods, if a VgpuSchedule is the cause."""
     phases: tuple[NodePhase, ...] = ()
@@ -78,7 +81,7 @@ def explain_node(evidence: NodeEvidence) -> NodeExplanation:
     """Return the explanation of a node."""
     node = evidence.node
     agent = node.gpu_node or GpuNodeSeen()
-    names = _names(node, agent)
+    names = tuple(_names(evidence, agent))
     reasons = (
         reason if device.id in reason else f"{device.id} {reason}"
         for device in agent.devices
@@ -97,11 +100,22 @@ def explain_node(evidence: NodeEvidence) -> NodeExplanation:
     )
 
 
-def _names(node: NodeSeen, agent: GpuNodeSeen) -> tuple[str, ...]:
-    """Return the names of the GPUs' resources; without a GpuNode those that the kubelet counts may be any device."""
-    offered = {offer.name for offer in agent.offers} | agent.withheld.keys()
-    offered |= {device.offered_as for device in agent.devices if device.offered_as is not None}
-    return tuple(sorted(offered if node.gpu_node is not None else node.allocatable))
+def _names(evidence: NodeEvidence, agent: GpuNodeSeen) -> Iterator[str]:
+    """Yield the names of the GPUs' resources, without those of which the node has no device and no pod requests one.
+
+    Without a GpuNode, each resource that the kubelet counts may be of GPUs.
+    """
+    node = evidence.node
+    offered = {device.offered_as for device in agent.devices if device.offered_as is not None} | agent.withheld.keys()
+    if agent.sharing is not None or evidence.units in node.allocatable:
+        offered.add(evidence.units)
+    requested = None if evidence.pods is None else {name for pod in evidence.pods for name in pod.requests}
+    offered |= {
+        offer.name
+        for offer in agent.offers
+        if offer.healthy or node.allocatable.get(offer.name) or requested is None or offer.name in requested
+    }
+    yield from sorted(offered if node.gpu_node is not None else node.allocatable)
 
 
 def _resource(evidence: NodeEvidence, agent: GpuNodeSeen, name: str) -> ResourceOfNode:
@@ -130,12 +144,15 @@ def _why(evidence: NodeEvidence, pod: PodSeen) -> tuple[str, str]:
     """Return the code and the message of what blocks a pod on the node."""
     if pod.node:
         return "", pod.waiting or "is on the node, and its containers do not run yet"
-    if evidence.units in pod.requests:
+    shares = evidence.shares.get(pod.user)
+    if shares is None and evidence.units in pod.requests:
         return "", f"requests units of GPUs: gpuvirt why pod/{pod.name} -n {pod.namespace}"
     target = ObjectRef(ObjectKind.POD, pod.name, pod.namespace)
     away = {NodeName(evidence.node.name): evidence.away} if evidence.away is not None else {}
     phases = {NodeName(evidence.node.name): evidence.phases}
-    found = VmEvidence(target=target, pod=pod, nodes=(evidence.node,), pods=evidence.pods, away=away, phases=phases)
+    found = VmEvidence(
+        target=target, pod=pod, nodes=(evidence.node,), pods=evidence.pods, away=away, phases=phases, shares=shares
+    )
     verdicts = judge_nodes(found)
     obstacle: Finding | None = verdicts[0].obstacle if verdicts else None
     if obstacle is None:

@@ -216,6 +216,9 @@ class _Judge:
             )
         return None
 
+    def invalid_share(self) -> Finding | None:
+        return vmshares.invalid_request(self._evidence.target.text, self._evidence.shares)
+
     def no_limits(self) -> Finding | None:
         shares = self._evidence.shares
         return vmshares.no_limits(self._node.name, shares) if shares is not None else None
@@ -324,6 +327,7 @@ class _Judge:
 
 
 ORDER = (
+    _Judge.invalid_share,
     _Judge.not_offered,
     _Judge.withheld,
     _Judge.not_counted,
