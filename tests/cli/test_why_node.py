@@ -1,7 +1,9 @@
-"""`gpuvirt why node/NAME`: what a node has, and why pods are pending there."""
+"""`gpuvirt why node/NAME`: what a node has, and why pods are pending there, also those that it has admitted."""
 
 import json
 from pathlib import Path
+
+import pytest
 
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, SHARES_ANNOTATION
 from tests.cli.fleet import run
@@ -12,7 +14,7 @@ SHARES = {"enforcement": "hami-core", "origin": "label gpuvirt.io/shares.enforce
 READY = {"type": "Ready", "status": "True"}
 
 
-def pod(name: str, resource: str, node: str = "", count: str = "1") -> object:
+def pod(name: str, resource: str, node: str = "", count: str = "1") -> dict[str, object]:
     on_gpu = {"containers": {"main": {"GPU-8a5c31f2": int(count)}}}
     annotations = {SHARES_ANNOTATION: json.dumps(on_gpu)} if node and resource == UNITS else {}
     return {
@@ -75,6 +77,49 @@ async def test_pods_that_wait_for_the_node_are_explained(tmp_path: Path) -> None
     assert "GroupShared" in text
     assert found["sharing"] == "hami-core (label gpuvirt.io/shares.enforcement)"
     assert found["sharing"] in " ".join(text.split())
+
+
+NO_RUNTIME = 'no runtime for "kata-qemu-nvidia-gpu" is configured'
+
+
+@pytest.mark.parametrize("may_read", [True, False])
+async def test_the_newest_event_of_a_pod_that_does_not_start_is_quoted(tmp_path: Path, may_read: bool) -> None:
+    waits = pod("kata", A10, "node01")
+    waits["status"] = {
+        "phase": "Pending",
+        "containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}],
+    }
+    of_others: dict[str, object] = {"reason": "Pulled", "message": "image", "lastTimestamp": "2026-01-01T00:00:09Z"}
+    old: dict[str, object] = {
+        "reason": "Failed",
+        "message": "earlier",
+        "lastTimestamp": None,
+        "eventTime": "2026-01-01T00:00:01.5Z",
+    }
+    new: dict[str, object] = {
+        "reason": "FailedCreatePodSandBox",
+        "message": NO_RUNTIME,
+        "lastTimestamp": "2026-01-01T00:00:02Z",
+    }
+    inner = cluster(waits)
+    assert callable(inner)
+
+    def answer(call: Call) -> Reply:
+        if call.path == "/api/v1/namespaces/prod/events":
+            assert "involvedObject.uid%3Duid-of-kata" in call.target
+            items = [
+                {"metadata": {"name": f"e{number}"}, **event} for number, event in enumerate((of_others, new, old))
+            ]
+            forbidden = 403, {"kind": "Status", "message": "events is forbidden", "code": 403}
+            return (200, {"metadata": {"resourceVersion": "1"}, "items": items}) if may_read else forbidden
+        reply: Reply = (200, waits) if call.path.endswith("/pods/kata") else inner(call)
+        return reply
+
+    found = json.loads((await run(tmp_path, "why", "pod/kata", "-n", "prod", "-o", "json", cluster=answer)).stdout)
+    assert found["blocker"]["code"] == "PodNotRunning"
+    assert (NO_RUNTIME in found["blocker"]["message"]) == may_read
+    assert any("events" in text for text in found["unread"]) == (not may_read)
+    assert not any("kubectl logs" in step for step in found["blocker"]["fix"])
 
 
 async def test_a_node_without_an_agent_is_said_to_have_none(tmp_path: Path) -> None:

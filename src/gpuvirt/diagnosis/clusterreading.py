@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.diagnosis.evidence import ClusterNode
@@ -33,7 +34,7 @@ from gpuvirt.kube.kinds.kubevirt import (
     Vmi,
 )
 from gpuvirt.kube.kinds.vgpuschedule import VALID, VgpuSchedule
-from gpuvirt.kube.resources import NODES, KubernetesObject, Resource, pods
+from gpuvirt.kube.resources import NODES, KubernetesObject, Metadata, Resource, pods
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.inventory.nearness import nearest
@@ -59,9 +60,24 @@ RESOURCES = {
     ObjectKind.VMI: Resource("virtualmachineinstances", "kubevirt.io"),
     ObjectKind.POD: Resource("pods"),
 }
+EVENTS = Resource("events")
 SCHEDULABLE = "kubevirt.io/schedulable"
 """The label by which KubeVirt schedules VMs on a node."""
 LAUNCHERS = f"{vmevidence.LAUNCHER_LABEL}={vmevidence.LAUNCHER}"
+
+
+FAILURES = frozenset({"FailedCreatePodSandBox", "Failed"})
+"""The kubelet's events of a pod without a sandbox, and of a container that it could not create or start."""
+
+
+class PodEvent(msgspec.Struct, frozen=True, rename="camel"):
+    """An event about a pod; newer reporters give `eventTime` alone."""
+
+    metadata: Metadata
+    reason: str = ""
+    message: str = ""
+    last_timestamp: str | None = None
+    event_time: str | None = None
 
 
 def ask(credentials: Credentials, target: ObjectRef, sharing: Sharing | None = None) -> VmEvidence:
@@ -167,6 +183,7 @@ class _VmReader:
             stopped=stopped_by(schedules, evidence.vm.metadata.uid) if evidence.vm is not None and is_off else None,
             away=away(schedules, cordons(labels)) if waits else {},
             phases=await read_phases(self._client, schedules, labels, by_name),
+            event=await self._event(pod) if pod is not None and pod.node and pod.phase == "Pending" else "",
             shares=await self._shares(pod) if pod is not None and units in evidence.requests else None,
             kubevirts=() if self._target.kind is ObjectKind.POD else await self._kubevirts(),
             nodes=None
@@ -176,6 +193,15 @@ class _VmReader:
             if pods is None
             else tuple(vmevidence.pod_seen(pod) for pod in pods if pod.status.phase not in ENDED),
         )
+
+    async def _event(self, pod: PodSeen) -> str:
+        """Return the newest event that tells why a pod does not start, empty if there is none."""
+        events = await self._list(
+            replace(EVENTS, namespace=pod.namespace), PodEvent, fields=f"involvedObject.uid={pod.uid}"
+        )
+        failures = [event for event in events or () if event.reason in FAILURES]
+        newest = max(failures, key=lambda event: event.last_timestamp or event.event_time or "", default=None)
+        return f"{newest.reason}: {newest.message}" if newest is not None else ""
 
     async def _shares(self, seen: PodSeen) -> SharesSeen | None:
         try:
@@ -233,11 +259,12 @@ class _VmReader:
             return None
 
     async def _list(
-        self, resource: Resource, shape: type[T], labelled: str = "", name: str | None = None
+        self, resource: Resource, shape: type[T], labelled: str = "", name: str | None = None, fields: str = ""
     ) -> tuple[T, ...] | None:
         """Return the objects of a collection: none if the kind is not installed, None if it may not be listed."""
         try:
-            return (await self._client.list(Collection(resource, shape, name=name, labelled=labelled))).items
+            found = Collection(resource, shape, name=name, labelled=labelled, fields=fields)
+            return (await self._client.list(found)).items
         except NotFoundError:
             return ()
         except ForbiddenError as error:

@@ -53,6 +53,11 @@ REFUSED = Reason(
     (Seen("", "/proc/7/fd"),),
     "stop that VM",
 )
+NO_START = (
+    "CreateContainerConfigError: device plugin PreStartContainer rpc failed with err: rpc error: code ="
+    " FailedPrecondition desc = nvidia.com/vgpu: LimitNotPossible: libvgpu.so can't be used: it is missing; fix:"
+    " install the library"
+)
 OFFER = Offered(name=A10, healthy=2, registered=True, pci_vendor_selectors=("10DE:2236",))
 GPUS = (DeviceSeen(GPU, "GA102GL [A10]", A10), DeviceSeen(OTHER, "GA102GL [A10]", A10))
 NODE = NodeSeen("node01", allocatable={A10: 2}, gpu_node=GpuNodeSeen((OFFER,), GPUS))
@@ -346,6 +351,10 @@ CASES = {
         on_node(NODE, selecting(zone="a")),
         (VmStageName.SCHEDULED, FindingCode.NODE_SELECTOR_MISMATCH, "kubectl label node node01 zone=a"),
     ),
+    "without Kata": (
+        on_node(NODE, selecting(**{"katacontainers.io_kata-runtime": "true"})),
+        (VmStageName.SCHEDULED, FindingCode.NODE_SELECTOR_MISMATCH, "install kata-deploy on node01, which sets this"),
+    ),
     "without virt-handler": (
         on_node(NODE, selecting(**{"kubevirt.io_schedulable": "true"})),
         (VmStageName.SCHEDULED, FindingCode.NODE_SELECTOR_MISMATCH, "virt-handler"),
@@ -373,6 +382,10 @@ CASES = {
     "no image": (
         replace(RUNNING, pod=replace(RUNS, phase="Pending", waiting="ErrImagePull: not found"), vmi=None),
         (VmStageName.RUNNING, FindingCode.POD_NOT_RUNNING, f"kubectl describe pod {LAUNCHER} -n team"),
+    ),
+    "refused at a container's start": (
+        replace(RUNNING, pod=replace(RUNS, phase="Pending", waiting=NO_START), vmi=None),
+        (VmStageName.RUNNING, ReasonCode.LIMIT_NOT_POSSIBLE, "install the library"),
     ),
     "no guest": (
         replace(RUNNING, vmi=vmi_of("Scheduled", "node01", ONE_GPU, conditions=(NO_ENTRY,))),

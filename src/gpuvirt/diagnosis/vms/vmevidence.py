@@ -65,6 +65,7 @@ class PodSeen(msgspec.Struct, frozen=True):
     conditions: tuple[Condition, ...] = ()
     vm: str = ""
     """The VM, if the pod is a virt-launcher pod."""
+    uid: str = ""
 
     @property
     def user(self) -> str:
@@ -133,6 +134,8 @@ class VmEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The nodes that get no pods because of a VgpuSchedule."""
     phases: Mapping[NodeName, tuple[NodePhase, ...]] = msgspec.field(default_factory=dict)
     """The phases of VgpuSchedules that have a vGPU config for a node."""
+    event: str = ""
+    """The newest event that tells why the pod on its node does not start: `FailedCreatePodSandBox: no runtime ...`."""
     shares: SharesSeen | None = None
     """The shared GPUs, where the pod requests units of them and they could be read."""
     neighbours: tuple[str, ...] = ()
@@ -193,6 +196,7 @@ def pod_seen(pod: core.WholePod) -> PodSeen:
     return PodSeen(
         name=pod.metadata.name,
         namespace=pod.metadata.namespace,
+        uid=pod.metadata.uid,
         phase=pod.status.phase,
         node=pod.spec.node_name,
         reason=pod.status.reason,

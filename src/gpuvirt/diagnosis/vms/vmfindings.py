@@ -175,25 +175,33 @@ def not_admitted(evidence: VmEvidence) -> Finding | None:
 
 
 def not_running(evidence: VmEvidence) -> Finding | None:
-    """The pod has a node, but the pod or its guest does not run."""
+    """The pod has a node, but the pod or its guest does not run, perhaps because gpuvirt refuses its start."""
     pod, vmi = evidence.pod, evidence.vmi
     if pod is None or (pod.phase == "Running" and (vmi is None or vmi.status.phase in {"", "Running"})):
         return None
+    refusal = refusal_in(pod.waiting) or refusal_in(evidence.event)
+    if refusal is not None and pod.phase == "Pending":
+        found = of_reason(refusal, Level.ERROR)
+        seen = Seen(f"{pod.user} $.status.containerStatuses", pod.waiting or evidence.event)
+        return Finding(found.level, found.subject, found.message, found.code, (*found.seen, seen), fix=found.fix)
     failed = _failed_conditions(vmi.status.conditions if vmi is not None else ())
     ended = pod.phase in {"Failed", "Succeeded"}
     state = f"VMI {vmi.status.phase}, pod {pod.phase}" if vmi is not None else f"pod {pod.phase}"
-    why = pod.waiting or pod.message or (failed[0].text if failed else "")
+    # A reason alone says nothing: `ContainerCreating`.
+    waiting = pod.waiting if ":" in pod.waiting or not evidence.event else evidence.event
+    why = waiting or pod.message or (failed[0].text if failed else "")
     return problem(
         FindingCode.POD_NOT_RUNNING,
         evidence.target.text,
         f"{'has ended' if ended else 'does not run yet'} ({state}){f': {why}' if why else ''}",
         (
             Seen(f"{pod.user} $.status.phase", pod.phase),
+            *((Seen("its newest event of a failure", evidence.event),) if evidence.event else ()),
             *(_condition_seen(found) for found in failed),
         ),
         fix=(
             f"kubectl describe pod {pod.name} -n {pod.namespace}",
-            f"kubectl logs {pod.name} -n {pod.namespace}",
+            *(() if pod.phase == "Pending" else (f"kubectl logs {pod.name} -n {pod.namespace}",)),
         ),
     )
 

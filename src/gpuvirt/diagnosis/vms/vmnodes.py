@@ -76,6 +76,9 @@ OF_AWAY = frozenset(f"node.kubernetes.io/{name}" for name in ("unreachable", "no
 SCHEDULABLE = "kubevirt.io/schedulable"
 """The label that virt-handler keeps on nodes that can run VMs."""
 
+KATA = "katacontainers.io/kata-runtime"
+"""The label that kata-deploy sets on nodes with Kata's runtimes. Without these, a pod with a label alone hangs."""
+
 
 class NodeFit(msgspec.Struct, frozen=True):
     """A node's amounts of the requested resources, and its first obstacle."""
@@ -265,6 +268,8 @@ class _Judge:
             fix = f"kubectl label node {self._node.name} {key}={value}, or change the nodeSelector"
             if key == SCHEDULABLE:
                 fix = f"check that KubeVirt's virt-handler runs on {self._node.name}: it sets this label"
+            elif key == KATA:
+                fix = f"install kata-deploy on {self._node.name}, which sets this label (docs/kata.md)"
             return self._finding(
                 f"does not have the label {key}={value} that the nodeSelector requires",
                 FindingCode.NODE_SELECTOR_MISMATCH,
