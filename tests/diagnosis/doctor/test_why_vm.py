@@ -1,5 +1,6 @@
 """Why a VM, a VMI or a pod lacks its GPUs: each possible obstacle, and the blocker that is named."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,13 +17,15 @@ from gpuvirt.diagnosis.vms.vmevidence import (
     ObjectRef,
     PodSeen,
     VmEvidence,
+    node_seen,
 )
 from gpuvirt.diagnosis.vms.vmexplanation import Explanation, VmStageName, explain
 from gpuvirt.diagnosis.vms.vmfindings import refusal_in
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube.kinds import core
 from gpuvirt.kube.kinds.core import Condition, OwnedMetadata, Placement, Taint, Toleration
-from gpuvirt.kube.kinds.gpunode import Offered
+from gpuvirt.kube.kinds.gpunode import GpuNode, Offered
 from gpuvirt.kube.kinds.kubevirt import (
     Device,
     Devices,
@@ -36,6 +39,7 @@ from gpuvirt.kube.kinds.kubevirt import (
     VmStatus,
 )
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt, parse
+from gpuvirt.model.offers.ondemand.typesannotation import VGPU_TYPES_ANNOTATION
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Code
 from gpuvirt.model.workers.away import AwayWorker, NodePhase, PhaseConfig
@@ -223,6 +227,20 @@ def reporting(*offers: Offered, devices: tuple[DeviceSeen, ...] = (), counted: i
     return NodeSeen("node01", allocatable={A10: counted}, gpu_node=agent)
 
 
+def node_on_demand() -> NodeSeen:
+    """Return a node in mode on-demand, one of whose two GPUs carries the 12Q of a VM."""
+    types = [{"name": "NVIDIA A10-12Q", "creatable": 31}, {"name": "NVIDIA A10-4Q", "creatable": 31}]
+    planning = {"pciId": "10de:2236", "classCode": 0x030200, "framework": "mdev", "parents": 32, "types": types}
+    used = {"id": "v1", "type": "NVIDIA A10-12Q", "users": ["pod prod/virt-launcher-vm-z-x2x4c"]}
+    gpu = {"address": GPU, "mode": "vgpu", "desiredMode": "on-demand", "planning": planning}
+    offer = {"name": QUARTER, "healthy": 1, "registered": True}
+    status = {"gpus": [{**gpu, "vgpus": [used]}, {**gpu, "address": OTHER}], "resources": [offer]}
+    annotations = {VGPU_TYPES_ANNOTATION: f'{{"{QUARTER}": "NVIDIA A10-4Q"}}'}
+    node = {"metadata": {"name": "node01", "annotations": annotations}, "status": {"allocatable": {QUARTER: "1"}}}
+    gpu_node = msgspec.convert({"metadata": {"name": "node01"}, "status": status}, GpuNode)
+    return node_seen(msgspec.convert(node, core.Node), gpu_node)
+
+
 def selecting(**labels: str) -> PodSeen:
     return replace(
         WAITS, placement=Placement(node_selector={key.replace("_", "/"): value for key, value in labels.items()})
@@ -334,6 +352,14 @@ CASES = {
     "too few": (
         on_node(NODE, replace(WAITS, requests={A10: 3})),
         (VmStageName.SCHEDULED, FindingCode.TOO_FEW_DEVICES, "request at most 2"),
+    ),
+    "another type on demand": (
+        on_node(node_on_demand(), replace(WAITS, requests={QUARTER: 2})),
+        (VmStageName.SCHEDULED, FindingCode.ALL_ALLOCATED, "it fits when VM prod/vm-z ends"),
+    ),
+    "too few, also without the other type": (
+        on_node(node_on_demand(), replace(WAITS, requests={QUARTER: 3})),
+        (VmStageName.SCHEDULED, FindingCode.TOO_FEW_DEVICES, "request at most 1"),
     ),
     "all allocated": (
         on_node(NODE, WAITS, allocated_to("a", 1), allocated_to("b", 1)),

@@ -3,19 +3,23 @@
 None stands for objects that could not be read, an empty tuple for objects that do not exist.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
 
 from gpuvirt.diagnosis.evidence import IOMMUFD_RESOURCE, ClusterNode
 from gpuvirt.diagnosis.vms.vmshares import SharesSeen
-from gpuvirt.facts.ids import NodeName
+from gpuvirt.facts.ids import NodeName, VgpuType
 from gpuvirt.kube.kinds import core
 from gpuvirt.kube.kinds.core import ENDED, Condition, Placement, Taint
 from gpuvirt.kube.kinds.gpunode import Gpu, GpuNode, Offered, Vgpu
 from gpuvirt.kube.kinds.kubevirt import Devices, Vm, Vmi
+from gpuvirt.model.allocation.launcherpods import user_texts
+from gpuvirt.model.change.vgpus.gpustate import size_of
+from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt
+from gpuvirt.model.offers.ondemand.typesannotation import VGPU_TYPES_ANNOTATION, Types, types_of
 from gpuvirt.model.reasons import with_code
 from gpuvirt.model.shares.demand import whole_amounts
 from gpuvirt.model.workers.away import AwayWorker, NodePhase
@@ -88,6 +92,15 @@ class DeviceSeen(msgspec.Struct, frozen=True):
     reasons: tuple[str, ...] = ()
 
 
+class OnDemandGpu(msgspec.Struct, frozen=True):
+    """A GPU in mode on-demand whose vGPUs have users."""
+
+    id: str
+    resources: frozenset[str]
+    """The resources of which it offers a vGPU once its vGPUs have gone: their types do not fit beside these."""
+    users: tuple[str, ...]
+
+
 class GpuNodeSeen(msgspec.Struct, frozen=True):
     """The GpuNode of a node, in which its agent reports."""
 
@@ -97,6 +110,7 @@ class GpuNodeSeen(msgspec.Struct, frozen=True):
     """By resource: why the controller withholds it; the text begins with the code."""
     sharing: str | None = None
     """The enforcement of new pods' shares, with its source; None where no GPU is shared, or where it is unknown."""
+    on_demand: tuple[OnDemandGpu, ...] = ()
 
 
 class NodeSeen(msgspec.Struct, frozen=True):
@@ -226,6 +240,7 @@ def launcher_of(pods: Iterable[core.WholePod], vm: str, vmi: Vmi | None) -> core
 def node_seen(node: core.Node, gpu_node: GpuNode | None) -> NodeSeen:
     """Return the evidence about a node, with its GpuNode."""
     ready = core.condition(node.status.conditions, "Ready")
+    types = types_of(node.metadata.annotations.get(VGPU_TYPES_ANNOTATION))
     return NodeSeen(
         name=node.metadata.name,
         ready=ready is None or ready.status == "True",
@@ -233,7 +248,7 @@ def node_seen(node: core.Node, gpu_node: GpuNode | None) -> NodeSeen:
         labels=node.metadata.labels,
         taints=node.spec.taints,
         allocatable=_amounts(node.status.allocatable),
-        gpu_node=_gpu_node(gpu_node) if gpu_node is not None else None,
+        gpu_node=_gpu_node(gpu_node, types) if gpu_node is not None else None,
     )
 
 
@@ -245,7 +260,7 @@ def cluster_node(node: core.Node) -> ClusterNode:
     )
 
 
-def _gpu_node(found: GpuNode) -> GpuNodeSeen:
+def _gpu_node(found: GpuNode, types: Types) -> GpuNodeSeen:
     status, spec = found.status, found.spec
     gpus, shares = (status.gpus, status.shares) if status is not None else ((), None)
     return GpuNodeSeen(
@@ -254,12 +269,25 @@ def _gpu_node(found: GpuNode) -> GpuNodeSeen:
             *(_device(gpu.address, gpu.name or gpu.address, gpu) for gpu in gpus),
             *(_device(vgpu.id, vgpu.type, vgpu) for gpu in gpus for vgpu in gpu.vgpus),
         ),
+        on_demand=tuple(_on_demand(gpus, types)),
         sharing=f"{shares.enforcement} ({shares.origin})" if shares is not None else None,
         withheld={
             withheld.resource: with_code(withheld.code, withheld.message)
             for withheld in (spec.withheld if spec is not None else ())
         },
     )
+
+
+def _on_demand(gpus: Iterable[Gpu], types: Types) -> Iterator[OnDemandGpu]:
+    for gpu in gpus:
+        users = user_texts(user for vgpu in gpu.vgpus for user in vgpu.users)
+        if gpu.desired_mode != DesiredMode.ON_DEMAND or gpu.planning is None or gpu.reasons or not users:
+            continue
+        sizes = {size_of(VgpuType(vgpu.type)) for vgpu in gpu.vgpus}
+        listed = {VgpuType(vgpu_type.name) for vgpu_type in gpu.planning.types}
+        others = {vgpu_type for vgpu_type in listed if size_of(vgpu_type) not in sizes}
+        resources = frozenset(str(name) for name, vgpu_type in types.items() if vgpu_type in others)
+        yield OnDemandGpu(gpu.address, resources, users)
 
 
 def _device(device: str, name: str, found: Gpu | Vgpu) -> DeviceSeen:

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from gpuvirt.diagnosis.findings import Finding, listed
+from gpuvirt.diagnosis.findings import Finding, listed, problem
 from gpuvirt.diagnosis.vms import vmshares
-from gpuvirt.diagnosis.vms.vmevidence import GpuNodeSeen, NodeSeen, PodSeen, VmEvidence
+from gpuvirt.diagnosis.vms.vmevidence import GpuNodeSeen, NodeSeen, OnDemandGpu, PodSeen, VmEvidence
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.kinds.gpunode import Offered
 from gpuvirt.model.inventory.nearness import nearest
-from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in
+from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in, count_of
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.workers.away import NodePhase
 
@@ -27,6 +27,7 @@ class NodeAmounts(msgspec.Struct, frozen=True):
     """The pods of the node; None where the cluster's pods could not be read."""
     phases: Sequence[NodePhase]
     """The phases of schedules that change the node's resources."""
+    on_demand: Sequence[OnDemandGpu]
 
     def allocatable(self, name: str) -> int:
         """Return how many devices of a resource the node's kubelet counts."""
@@ -53,8 +54,19 @@ class NodeAmounts(msgspec.Struct, frozen=True):
         """Yield the requested resources of which the node's kubelet counts too few devices, with its count."""
         for name, count in self.requests.items():
             counted = self.allocatable(name)
-            if counted < count and self.phase_of(name) is None:
+            if counted < count and self.phase_of(name) is None and not self.gpus_to_free(name):
                 yield name, counted
+
+    def gpus_to_free(self, name: str) -> Sequence[OnDemandGpu]:
+        """Return the GPUs in mode on-demand that offer enough of a resource once their users have ended.
+
+        There are none where the kubelet counts enough, or where their end is not enough.
+        """
+        missing = self.requests[name] - self.free(name)
+        if self.allocatable(name) >= self.requests[name]:
+            return ()
+        able = sorted((gpu for gpu in self.on_demand if name in gpu.resources), key=lambda gpu: len(gpu.users))
+        return able[:missing] if missing <= len(able) else ()
 
     def phase_of(self, name: str) -> NodePhase | None:
         """Return the phase in which the node offers a resource that it does not offer now."""
@@ -112,7 +124,7 @@ class _Judge:
         self._agent = node.gpu_node or GpuNodeSeen()
         self._here = here
         phases = evidence.phases.get(NodeName(node.name), ())
-        self._amounts = NodeAmounts(evidence.requests, node.allocatable, here, phases)
+        self._amounts = NodeAmounts(evidence.requests, node.allocatable, here, phases, self._agent.on_demand)
         self._away = evidence.away.get(NodeName(node.name))
         shares = evidence.shares
         self._to_end = vmshares.pods_to_end(node.name, shares) if shares is not None else ()
@@ -126,7 +138,7 @@ class _Judge:
         """
         ranks = [rank for rank, _ in self._against]
         first = ranks[0] if ranks else len(ORDER)
-        remain = sum(ORDER[rank] not in {_Judge.no_piece, _Judge.allocated} for rank in ranks)
+        remain = sum(ORDER[rank] not in {_Judge.no_piece, _Judge.other_type, _Judge.allocated} for rank in ranks)
         own = self._evidence.shares.priority if self._evidence.shares is not None else 0
         ends = self._to_end or ()
         return (
@@ -230,12 +242,29 @@ class _Judge:
         shares = self._evidence.shares
         return vmshares.no_piece(self._node.name, shares, self._to_end) if shares is not None else None
 
+    def other_type(self) -> Finding | None:
+        """The obstacle of GPUs in mode on-demand that carry vGPUs of another type: it passes with their users."""
+        for name, count in self._evidence.requests.items():
+            if not (gpus := self._amounts.gpus_to_free(name)):
+                continue
+            users = list(dict.fromkeys(user for gpu in gpus for user in gpu.users))
+            return problem(
+                FindingCode.ALL_ALLOCATED,
+                self._node.name,
+                f"has {self._amounts.allocatable(name)} {name} in all, but {count} {'is' if count == 1 else 'are'}"
+                f" requested: {count_of(len(gpus), 'GPU')} in mode on-demand {'carries' if len(gpus) == 1 else 'carry'}"
+                " vGPUs of another size",
+                tuple(Seen(gpu.id, f"vGPUs of {listed(gpu.users)}") for gpu in gpus),
+                fix=(f"it fits when {listed(users)} {'ends' if len(users) == 1 else 'end'}",),
+            )
+        return None
+
     def allocated(self) -> Finding | None:
         if self._here is None:
             return None
         for name, count in self._evidence.requests.items():
             free = self._amounts.free(name)
-            if free < count and self._amounts.phase_of(name) is None:
+            if free < count and self._amounts.phase_of(name) is None and not self._amounts.gpus_to_free(name):
                 total = self._amounts.allocatable(name)
                 pods = [
                     f"vm {pod.namespace}/{pod.vm}" if pod.vm else pod.user
@@ -341,6 +370,7 @@ ORDER = (
     _Judge.no_limits,
     _Judge.not_ready,
     _Judge.no_piece,
+    _Judge.other_type,
     _Judge.allocated,
     _Judge.mismatched,
     _Judge.cordoned,
