@@ -75,6 +75,14 @@ def labelled(call: Call) -> Reply:
     return 200, {"metadata": {"resourceVersion": "1"}, "items": [{"metadata": {"name": "node02"}}]}
 
 
+async def test_labels_that_no_node_has_are_named(tmp_path: Path) -> None:
+    def unlabelled(call: Call) -> Reply:
+        return (200, {"metadata": {}, "items": []}) if call.path == "/api/v1/nodes" else answer(call)
+
+    done = await run(tmp_path, "devices", "--all-nodes", "-l", "foo=bar", cluster=unlabelled)
+    assert "no node has the labels foo=bar" in done.stderr
+
+
 async def test_nodes_are_selected_by_their_labels(tmp_path: Path) -> None:
     done = await run(tmp_path, "devices", "--all-nodes", "-l", "rack=b", "-o", "name", cluster=labelled)
     assert (done.stdout, done.stderr) == ("node/node02\n", "")

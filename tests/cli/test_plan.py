@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.fleet import run
-from tests.cli.plannedcluster import GPUS, cluster
+from tests.cli.plannedcluster import GPUS, PLANNING, cluster
 
 
 async def test_the_plan_names_vms_in_the_way_and_what_then_fits(tmp_path: Path) -> None:
@@ -65,6 +65,18 @@ async def test_types_are_alternatives_on_demand(tmp_path: Path) -> None:
     text = " ".join((await run(tmp_path, *arguments, cluster=cluster(*GPUS))).stdout.split())
     assert "free: 5 x A10-4Q or 2 x A10-8Q" in text
     assert "VMs that then fit: 5 with A10-4Q or 4 with A10-8Q (the first vGPU of a GPU decides its type)" in text
+
+
+async def test_units_are_what_a_shared_gpu_offers(tmp_path: Path) -> None:
+    shared = {"address": "0000:ca:00.0", "mode": "shared", "driver": "nvidia", "units": 1000, "planning": PLANNING}
+    own = {**shared, "address": "0000:65:00.0", "mode": "container", "units": None}
+    arguments = ("plan", "node/node01", "--workload", "shared")
+    done = await run(tmp_path, *arguments, "-o", "json", cluster=cluster(shared, own))
+    assert [gpu["units"] for gpu in json.loads(done.stdout)["gpus"]] == [None, 1000]
+    text = (await run(tmp_path, *arguments, cluster=cluster(shared, own))).stdout
+    assert "1000 units" in text
+    assert "not known here: the units of a GPU, once it is shared" in " ".join(text.split())
+    assert "VMs that then fit" not in text
 
 
 @pytest.mark.parametrize("arguments", [("--vgpu-config", "A10-5Q"), ("--workload", "vm-passthrough")])

@@ -122,6 +122,7 @@ PODS = ("pod ", BEING_ADMITTED)
 """The beginnings of the users that are pods."""
 WHOLE = "GPU"
 """The type of a VM that gets a whole GPU."""
+UNITS = "the units of a GPU, once it is shared: 1000 unless the settings differ, fewer for a vGPU"
 NO_REPORT = "its agent has not reported yet"
 OLD_AGENT = (
     "its agent does not report the inputs of a plan; expected an agent and a kind GpuNode of this version or newer"
@@ -163,6 +164,8 @@ class GpuPlan(msgspec.Struct, frozen=True):
     """How many more VMs would fit, by vGPU type, `GPU` for the whole GPU; None where that is not known."""
     one_of: bool
     """Whether the types in `fits` are alternatives: in mode on-demand the first vGPU sets the size of all."""
+    units: int | None = None
+    """The units that pods could get of it in mode shared; None in another mode, or where the agent alone knows them."""
 
 
 class NodePlan(msgspec.Struct, frozen=True):
@@ -262,6 +265,7 @@ class _Planning(msgspec.Struct, frozen=True):
             changes=(moves and not users) or outcome.changes,
             fits=self._fits(gpu, function, outcome, blocked=bool(users)),
             one_of=mode is DesiredMode.ON_DEMAND,
+            units=(0 if way or outcome.reasons else gpu.units) if mode is DesiredMode.SHARED else None,
         )
 
     def _fits(self, gpu: Gpu, function: PciFunction, outcome: "_Outcome", *, blocked: bool) -> Mapping[str, int] | None:
@@ -303,6 +307,8 @@ class _Planning(msgspec.Struct, frozen=True):
             yield HOST_ONLY
         if changes and gpu.mode in {Mode.CONTAINER, Mode.SHARED}:
             yield OTHER_PLUGINS
+        if self.modes.of(gpu.address) is DesiredMode.SHARED and gpu.units is None:
+            yield UNITS
         if gpu.mode == Mode.UNBOUND and self.modes.of(gpu.address) is not DesiredMode.PASSTHROUGH:
             yield NO_DRIVER
 

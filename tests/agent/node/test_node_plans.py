@@ -182,6 +182,9 @@ async def test_pods_with_shares_are_in_the_way_where_the_agent_waits_for_them(
         planned = plan(node, mode, config)
         await ask(node, mode, config)
         waits = any((reason.code, reason.subject) == ("AllocatedToPod", first) for reason in node.view.problems)
+        advised = [reason.fix or "" for reason in node.gpu(first).reasons if reason.code == "NativeDriver"]
+        assert all(fix.startswith("delete the pod, or wait until it ends; then gpuvirt vfio bind") for fix in advised)
+        assert advised or mode is not DesiredMode.CONTAINER or host != "2xA10-vgpu"
         shown = planned.gpus[0]
         assert shown.in_the_way == (("pod default/p",) if waits else ())
         if waits:

@@ -131,6 +131,8 @@ def test_a_bar_is_empty_or_full_only_for_an_empty_or_full_gpu() -> None:
     cells = {used: bar(GpuOverview(A, 1000, used, 1000 - used, ())).plain for used in (0, 1, 500, 999, 1000)}
     assert len({text[0] for text in cells.values()}) == 2
     assert [text.count(cells[1000][0]) for text in cells.values()] == [0, 1, 5, 9, 10]
+    assert bar(GpuOverview(A, 0, 0, 0, ())).plain == "-"
+    assert bar(GpuOverview(A, 0, 300, 0, ())).plain == cells[1000]
 
 
 @pytest.mark.parametrize(("began", "now"), [("none", "hami-core"), ("hami-core", "none"), ("hami-core", "mps")])

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output.render import print_document
@@ -17,10 +18,11 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.kinds.gpunode import GpuNode, Spec
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
-from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.desired.vgpudefaults import DEFAULT
 from gpuvirt.model.desired.workload import MODES, Workload
+from gpuvirt.model.reasons import count_of
 from gpuvirt.plans.nodeplan import WHOLE, GpuPlan, NodePlan, plan_node
 
 COLUMNS = (Column("GPU"), Column("MODE", folds=True), Column("NOW", folds=True), Column("THEN"), Column("FREE"))
@@ -114,9 +116,8 @@ def show(found: NodePlan) -> None:
     table = Table(COLUMNS)
     for gpu in found.gpus:
         mode = gpu.mode if gpu.mode == gpu.desired_mode else f"{gpu.mode} -> {gpu.desired_mode}"
-        then = "unknown" if gpu.vgpus_then is None else _counts(gpu.vgpus_then)
         free = "unknown" if gpu.fits is None else "by type" if gpu.one_of and gpu.fits else _counts(gpu.fits)
-        table.add(gpu.address, mode, _counts(gpu.vgpus), then, free, below=_below(gpu))
+        table.add(gpu.address, mode, _counts(gpu.vgpus), _then(gpu), free, below=_below(gpu))
     if found.gpus:
         table.print(out)
     for text in found.unknown:
@@ -126,6 +127,13 @@ def show(found: NodePlan) -> None:
     out.print()
     for text in dict.fromkeys(text for gpu in found.gpus for text in gpu.unknown):
         say(out, text, head="not known here: ")
+    if found.mode in FOR_CONTAINERS and not any(gpu.fits for gpu in found.gpus):
+        say(out, "The GPUs are for containers; no VM gets one.")
+    else:
+        _print_fits(out, found)
+
+
+def _print_fits(out: Console, found: NodePlan) -> None:
     total, one_of = Counter[str](), Counter[str]()
     for gpu in found.gpus:
         if gpu.one_of:
@@ -136,6 +144,12 @@ def show(found: NodePlan) -> None:
     either = " or ".join(f"{count} with {name}" for name, count in _largest_last(one_of))
     parts += [f"{either} (the first vGPU of a GPU decides its type)"] if one_of else []
     say(out, f"VMs that then fit: {', '.join(parts)}", style="green" if total or one_of else "yellow")
+
+
+def _then(gpu: GpuPlan) -> str:
+    if gpu.desired_mode == DesiredMode.SHARED and not gpu.vgpus_then:
+        return "units" if gpu.units is None else count_of(gpu.units, "unit")
+    return "unknown" if gpu.vgpus_then is None else _counts(gpu.vgpus_then)
 
 
 def _below(gpu: GpuPlan) -> list[str]:

@@ -103,7 +103,12 @@ def _limits(found: SharesOverview) -> str:
 
 
 def bar(gpu: GpuOverview) -> Text:
-    """Return a bar of the units in use; a GPU with a share in use has one cell at least, and one with room not all."""
+    """Return a bar of the units in use; a GPU with a share in use has one cell at least, and one with room not all.
+
+    A GPU without units, which is withheld, has no bar.
+    """
+    if not (gpu.units or gpu.used):
+        return Text(NOTHING)
     use = min(gpu.used / gpu.units, 1.0) if gpu.units else 1.0
     cells = round(use * CELLS)
     cells = min(max(cells, 1 if gpu.used else 0), CELLS if gpu.used >= gpu.units else CELLS - 1)

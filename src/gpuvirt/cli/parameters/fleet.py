@@ -30,10 +30,15 @@ def read_gpu_node(credentials: Credentials, node: NodeName) -> GpuNode:
 
 
 async def selected_nodes(client: Client, selector: str) -> frozenset[str] | None:
-    """Return the names of the nodes with the labels of a selector, None without one; raises ApiError."""
+    """Return the names of the nodes with the labels of a selector, None without one; raises ApiError.
+
+    It says on stderr, as kubectl does, that no node has the labels: an empty list alone reads as nodes without GPUs.
+    """
     if not selector:
         return None
     nodes = await client.list(Collection(NODES, AnyObject, labelled=selector))
+    if not nodes.items:
+        print(f"gpuvirt: no node has the labels {selector}", file=sys.stderr)
     return frozenset(node.metadata.name for node in nodes.items)
 
 

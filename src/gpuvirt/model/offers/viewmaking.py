@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId
 from gpuvirt.facts.pci import PciFunction, Unread
@@ -38,7 +39,8 @@ from gpuvirt.model.offers.view import (
     SchedulerView,
     VgpuView,
 )
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, ReasonCode
+from gpuvirt.model.reasons.refusals import WAIT_FOR_POD
 from gpuvirt.model.shares.placement import GpuId
 
 # Objects of the inventory and of the offers are compared by identity, since observations and offers keep the objects
@@ -243,6 +245,8 @@ def _function(
     mode = mode_of(function, gpu.vgpu_host if gpu is not None else None)
     group, scheduler = function.iommu_group, inputs.schedulers.get(function.address)
     sharers = _sharers(inputs, function.address)
+    if sharers and withheld is not None and withheld.code is ReasonCode.NATIVE_DRIVER:
+        withheld = replace(withheld, fix=f"{WAIT_FOR_POD}; then {withheld.fix}")
     return GpuView(
         address=function.address,
         pci_id=str(function.id),
