@@ -6,16 +6,21 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 from msgspec.structs import replace
+from typing_extensions import override
 
 from gpuvirt.errors import ConfigError
 from gpuvirt.kube.failures import ConflictError, NotFoundError
-from gpuvirt.model.workers.hypervisor import Power, VmKey
+from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.workers.hypervisor import Power, VmKey, VmsReading, VmsUnknown
 from gpuvirt.model.workers.status import SwitchCause
 from gpuvirt_schedules.commands import schedulerender
 from gpuvirt_schedules.controller.commandreading import written_schedule
 from gpuvirt_schedules.decide.forecast import ForecastBudget, PlannedAction
 from gpuvirt_schedules.decide.reports import ScheduleState, SwitchResult
+from tests.agent.kubelet.kubeletnode import until
 from tests.kube.scriptedapi import NOT_FOUND, Call, Reply
+from tests.schedules.keptschedule import keeping
+from tests.schedules.modelhypervisor import Connection
 from tests.schedules.scheduleday import SCHEDULE, SPEC, Day, playing
 from tests.schedules.schedulequestions import PASSWORD, asking, put_secret
 from tests.schedules.servedcommands import BUDGETS, SELF_REVIEWS, answering
@@ -405,6 +410,37 @@ async def test_a_plan_names_the_window_that_the_clocks_leave_out(
         schedulerender.plan(await questions.plan("gpus"))
     shown = " ".join(capsys.readouterr().out.split())
     assert "Phase night does not begin before Sun 2026-03-29 03:00 CEST: the clocks skip the hour" in shown
+
+
+class WithoutSecret(Connection):
+    """The connection of a schedule whose Secret does not exist."""
+
+    @override
+    async def read(self) -> VmsReading:
+        return VmsUnknown(ReasonCode.CREDENTIALS_INCOMPLETE, "CredentialsIncomplete: the Secret vcenter does not exist")
+
+
+async def test_a_missing_secret_is_shown_also_without_workers(authority: Authority, server: Pair) -> None:
+    day, phases = Day((1,)), list[Object]()
+    for name, start in (("day", "0 7 * * *"), ("night", "0 20 * * *")):
+        phases.append({"name": name, "start": start, "workers": {"matchLabels": {"pool": "none"}}})
+    day.served.put(SCHEDULE, {"metadata": {"generation": 1}, "spec": {**SPEC, "phases": phases}})
+    async with playing(day, server, authority.certificate, WithoutSecret) as (rounds, _):
+        assert [await rounds.round() for _ in range(2)] == [60.0] * 2
+    assert day.status()["phase"] == "night"
+    assert (day.conditions()["Ready"], day.conditions()["Valid"]) == (
+        ("False", "CredentialsIncomplete"),
+        ("True", "Valid"),
+    )
+    assert day.events().count(("Warning", "CredentialsIncomplete")) == 1
+    async with asking(day, server, authority.certificate) as questions:
+        (row,) = await questions.rows()
+        detail = await questions.detail("gpus")
+    assert (row.state, [str(reason.code) for reason in row.reasons]) == (ScheduleState.HELD, ["CredentialsIncomplete"])
+    assert "the Secret vcenter does not exist" in row.reasons[0].text
+    assert detail.schedule.state is ScheduleState.HELD
+    async with keeping(day, server, authority.certificate):  # another controller, once the Secret exists
+        await until(lambda: day.conditions()["Ready"] == ("True", "PhaseReached"))
 
 
 async def test_a_right_that_the_controller_lacks_is_shown(authority: Authority, server: Pair) -> None:

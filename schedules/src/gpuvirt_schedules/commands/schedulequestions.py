@@ -17,7 +17,7 @@ from gpuvirt.kube.client import Client
 from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ForbiddenError, NotFoundError
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.kube.kinds.vgpuschedule import VALID, VgpuSchedule
+from gpuvirt.kube.kinds.vgpuschedule import READY, VALID, VgpuSchedule
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
 from gpuvirt.model.desired.invalid import Origin, Source
@@ -338,24 +338,22 @@ _NOT_ASKED = VmsUnknown("", "not asked yet")
 _NOTHING = ScheduleObservation({}, {}, {}, _NOT_ASKED)
 
 
+_OF_CONTROLLER: Mapping[tuple[str, str], tuple[ReasonCode, str]] = {
+    (VALID, str(ReasonCode.RIGHT_MISSING)): (ReasonCode.RIGHT_MISSING, schedules.SCHEDULE),
+    (READY, str(ReasonCode.CREDENTIALS_INCOMPLETE)): (ReasonCode.CREDENTIALS_INCOMPLETE, "the hypervisor"),
+}
+"""The conditions, by type and reason, that the controller alone knows: the user of a command may have its right, and
+may not read the Secret."""
+
+
 def _known(stored: VgpuSchedule, now: datetime) -> _Known:
     schedule, texts = schedule_of(stored)
     status = status_of(stored)
     problems = (*texts, *faults(schedule, now))
     row = replace(reports.row_of(schedule, status, problems, now), namespace=stored.metadata.namespace)
-    conditions = (found for found in stored.status.conditions if found.type == VALID)
-    missing = next((found for found in conditions if found.reason == ReasonCode.RIGHT_MISSING), None)
-    if missing is not None and not problems:  # the controller's right, which the user of the command may have
-        row = replace(
-            row,
-            state=ScheduleState.HELD,
-            reasons=(
-                Reason(
-                    ReasonCode.RIGHT_MISSING,
-                    schedules.SCHEDULE,
-                    without_code(ReasonCode.RIGHT_MISSING, missing.message).removeprefix(f"{schedules.SCHEDULE} "),
-                ),
-                *row.reasons,
-            ),
-        )
+    found = next((found for found in stored.status.conditions if (found.type, found.reason) in _OF_CONTROLLER), None)
+    if found is not None and not problems and found.reason not in {str(reason.code) for reason in row.reasons}:
+        code, subject = _OF_CONTROLLER[found.type, found.reason]
+        message = without_code(code, found.message).removeprefix(f"{subject} ")
+        row = replace(row, state=ScheduleState.HELD, reasons=(Reason(code, subject, message), *row.reasons))
     return _Known(stored, schedule, status, problems, row)

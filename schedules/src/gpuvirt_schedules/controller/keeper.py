@@ -28,7 +28,7 @@ from gpuvirt.tasks import keep_going
 from gpuvirt_schedules.controller.configurednodes import ConfiguredNodes
 from gpuvirt_schedules.controller.nodemarks import AbandonedMarks
 from gpuvirt_schedules.controller.objects import is_outdated, schedule_of, schedule_time, status_of, time_of
-from gpuvirt_schedules.controller.refusals import RefusedSchedules, is_followed, is_refused
+from gpuvirt_schedules.controller.refusals import RefusedSchedules, is_followed, is_refused, lacks_secret
 from gpuvirt_schedules.controller.rounds import Rounds
 from gpuvirt_schedules.controller.scheduleapi import OtherSchedules, ScheduleObjects
 from gpuvirt_schedules.controller.schedulemetrics import ScheduleTelemetry
@@ -319,7 +319,7 @@ class ScheduleKeeper:
         if problems or faults(schedule, now):
             is_known = self._checked.get(schedule.name) == schedule.generation
             return None if is_known else now
-        if is_refused(stored) and not schedule.is_suspended:
+        if (is_refused(stored) or lacks_secret(stored)) and not schedule.is_suspended:
             return now
         if schedule.name in self._shared and not schedule.is_suspended:
             self._shared.discard(schedule.name)

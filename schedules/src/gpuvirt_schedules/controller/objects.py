@@ -224,7 +224,7 @@ def written(
         vms=tuple(map(_written_vm, status.vms)),
         history=tuple(_written_switch(switch) for switch in status.history),
         observed_generation=status.generation,
-        conditions=tuple(conditions_of(before, status, problems, now, unknown)),
+        conditions=tuple(conditions_of(before, status, problems, now, unknown, advance.hypervisor)),
     )
 
 
@@ -234,6 +234,7 @@ def conditions_of(
     problems: tuple[Reason, ...],
     now: datetime,
     unknown: tuple[Reason, ...] | None = None,
+    hypervisor: Reason | None = None,
 ) -> Iterator[Condition]:
     """Yield Ready, Valid, Held and ConfigsKnown; each keeps the time of its last change."""
     held = [worker.reason for worker in status.held if worker.reason is not None]
@@ -250,6 +251,8 @@ def conditions_of(
         ready = ("False", *(joined(tuple(held or waiting)) if waiting else ("Switching", "")))
     elif pending := status.waiting_nodes:
         ready = ("False", *joined(pending))
+    elif hypervisor is not None:
+        ready = ("False", *joined((hypervisor,)))
     states = {kind.READY: ready, kind.VALID: valid, kind.HELD: holds}
     if (configs := configs_state(before, unknown)) is not None:
         states[kind.CONFIGS_KNOWN] = configs

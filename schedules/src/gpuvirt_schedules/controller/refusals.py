@@ -12,7 +12,7 @@ from gpuvirt.controller.writer import logged
 from gpuvirt.kube.client import Client, PatchType
 from gpuvirt.kube.failures import ApiError
 from gpuvirt.kube.kinds.parts import Condition
-from gpuvirt.kube.kinds.vgpuschedule import VALID, VgpuSchedule, vgpu_schedules
+from gpuvirt.kube.kinds.vgpuschedule import READY, VALID, VgpuSchedule, vgpu_schedules
 from gpuvirt.kube.objects import ObjectKey, key_of
 from gpuvirt.kube.resources import VersionPrecondition
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, schedules
@@ -88,6 +88,14 @@ def is_refused(stored: VgpuSchedule) -> bool:
     """Return whether a controller of another namespace has refused a schedule."""
     return any(
         condition.type == VALID and condition.reason == ReasonCode.SCHEDULE_NOT_ALLOWED
+        for condition in stored.status.conditions
+    )
+
+
+def lacks_secret(stored: VgpuSchedule) -> bool:
+    """Return whether a round has found that the hypervisor's Secret is missing, or lacks keys."""
+    return any(
+        condition.type == READY and condition.reason == ReasonCode.CREDENTIALS_INCOMPLETE
         for condition in stored.status.conditions
     )
 

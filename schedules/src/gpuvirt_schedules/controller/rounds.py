@@ -14,9 +14,9 @@ from gpuvirt.clock import Clock
 from gpuvirt.controller.writer import logged
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.kube.failures import ApiError, ApiRefusedError, ConflictError, ForbiddenError, NotFoundError
-from gpuvirt.model.reasons import Reason
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
-from gpuvirt.model.workers.hypervisor import Abilities, Accepted, Action, Answer, VmKey, VmsUnknown
+from gpuvirt.model.workers.hypervisor import Abilities, Accepted, Action, Answer, VmKey, VmsReading, VmsUnknown
 from gpuvirt.model.workers.nodevms import ChangeVm, NodeVm, ObservedVms
 from gpuvirt.model.workers.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
 from gpuvirt.model.workers.spec import PhaseName, Schedule, VmPolicy, phase_named
@@ -205,6 +205,7 @@ class Rounds:
         decided = await self._decide(stored, observed, now)
         if reading.configured is not None:
             decided = replace(decided, status=replace(decided.status, nodes=reading.configured))
+        decided = _with_secret(decided, vms)
         decided, changes = await self._with_vms(stored, decided, now, since, is_known=reading.configured is not None)
         timeline = timeline_of(stored.schedule)
         status = with_history(stored.schedule, timeline, stored.status, decided.status, self._taken, now)
@@ -330,3 +331,16 @@ class Rounds:
             self._refused_s[pod.uid] = now_s
             return False
         return True
+
+
+def _with_secret(decided: Advance, vms: VmsReading) -> Advance:
+    """Return the decision with the reason of a Secret that is missing, or lacks keys, and another round for it.
+
+    Workers that wait have the reason themselves; without such workers, nothing would show it before the next switch.
+    """
+    if not isinstance(vms, VmsUnknown) or vms.code != ReasonCode.CREDENTIALS_INCOMPLETE:
+        return decided
+    if decided.status.transition is not None:
+        return decided
+    pause_s = min(FAULTY_ROUND_S, decided.pause_s or FAULTY_ROUND_S)
+    return replace(decided, hypervisor=reasons.hypervisor_unknown(vms.code, vms.text), pause_s=pause_s)

@@ -239,7 +239,8 @@ class ScheduleObjects:
             self._resource, self._name, patch, PatchType.MERGE, VgpuSchedule, part="status"
         )
         known = frozenset(condition.reason for condition in before.status.conditions)
-        drafts = event_drafts(stored.status, status, advance.next_switch, (*problems, *(unknown or ())), known)
+        problems += (*(unknown or ()), *((advance.hypervisor,) if advance.hypervisor is not None else ()))
+        drafts = event_drafts(stored.status, status, advance.next_switch, problems, known)
         about = About(API_VERSION, KIND, self._name, before.metadata.uid, before.metadata.namespace)
         found = events_of([(about, draft) for draft in drafts], REPORTER, self._clock.now())
         await events.write(self._client, found)

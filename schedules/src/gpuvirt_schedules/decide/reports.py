@@ -97,7 +97,7 @@ class ScheduleState(StrEnum):
     PAUSED = "Paused"
     """`spec.suspend` is set."""
     HELD = "Held"
-    """A worker's step was not done in time, or the phase was given up for that."""
+    """A worker's step was not done in time, or the phase was given up for that; or a right or the Secret is missing."""
     SWITCHING = "Switching"
     READY = "Ready"
     PENDING = "Pending"

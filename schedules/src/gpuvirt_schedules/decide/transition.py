@@ -150,6 +150,8 @@ class Advance(msgspec.Struct, frozen=True):
     """The time until the next round; None if nothing is under way."""
     unchecked: frozenset[VmKey] = frozenset()
     """The VMs whose abilities keep workers waiting: the round is decided again once the hypervisor was asked."""
+    hypervisor: Reason | None = None
+    """Why the next switch could not be made, while no worker waits for that: the schedule's Secret is missing."""
 
 
 def advance(
