@@ -67,6 +67,23 @@ async def test_types_are_alternatives_on_demand(tmp_path: Path) -> None:
     assert "VMs that then fit: 5 with A10-4Q or 4 with A10-8Q (the first vGPU of a GPU decides its type)" in text
 
 
+async def test_only_pods_keep_a_gpu_from_vgpus_and_those_of_other_plugins_are_not_known(tmp_path: Path) -> None:
+    gpus = [
+        {**GPUS[1], "users": ["qemu-kvm (pid 7)"]},
+        {**GPUS[1], "address": "0000:17:00.0", "users": ["pod prod/a"]},
+        {**GPUS[1], "address": "0000:3b:00.0", "mode": "container", "vfs": 0},
+    ]
+    arguments = ("plan", "node/node01", "--vgpu-config", "A10-4Q", "-o", "json")
+    done = await run(tmp_path, *arguments, cluster=cluster(*gpus))
+    found = {gpu["address"]: gpu for gpu in json.loads(done.stdout)["gpus"]}
+    assert {address: gpu["in_the_way"] for address, gpu in found.items()} == {
+        "0000:17:00.0": ["pod prod/a"],
+        "0000:3b:00.0": [],
+        "0000:ca:00.0": [],
+    }
+    assert [address for address, gpu in found.items() if "device plugin" in str(gpu["unknown"])] == ["0000:3b:00.0"]
+
+
 async def test_units_are_what_a_shared_gpu_offers(tmp_path: Path) -> None:
     shared = {"address": "0000:ca:00.0", "mode": "shared", "driver": "nvidia", "units": 1000, "planning": PLANNING}
     own = {**shared, "address": "0000:65:00.0", "mode": "container", "units": None}

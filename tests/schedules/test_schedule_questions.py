@@ -443,6 +443,16 @@ async def test_a_missing_secret_is_shown_also_without_workers(authority: Authori
         await until(lambda: day.conditions()["Ready"] == ("True", "PhaseReached"))
 
 
+async def test_workers_that_wait_for_a_missing_secret_have_the_reason_themselves(
+    authority: Authority, server: Pair
+) -> None:
+    day = Day((1,))
+    async with playing(day, server, authority.certificate, WithoutSecret) as (rounds, _):
+        assert await rounds.round() == 1.0
+    assert day.conditions()["Ready"] == ("False", "CredentialsIncomplete")
+    assert day.events() == [("Normal", "Switching")]
+
+
 async def test_a_right_that_the_controller_lacks_is_shown(authority: Authority, server: Pair) -> None:
     day = Day((1,))
     put_secret(day)
