@@ -196,6 +196,7 @@ def test_agents_may_write_the_shares_of_pods_if_the_extender_runs(helm: Helm) ->
     assert rights(rendered, "ClusterRole", "gpuvirt-node-shares") == {
         "pods": ["list", "watch"],
         "pods/status": ["patch"],
+        "runtimeclasses": ["list", "watch"],
         "events": ["create"],
     }
     policy = rendered.one("ValidatingAdmissionPolicy", "gpuvirt-node-shares")
