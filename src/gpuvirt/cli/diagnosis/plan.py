@@ -158,7 +158,7 @@ def _below(gpu: GpuPlan) -> list[str]:
         lines.append(f"free: {' or '.join(f'{count} x {name}' for name, count in _largest_last(gpu.fits))}")
     lines += gpu.reasons
     if not (gpu.changes or gpu.in_the_way or gpu.reasons):
-        lines.append("nothing changes")
+        lines.append("nothing changes" if gpu.mode == gpu.desired_mode else "its driver and its vGPUs stay as they are")
     return lines
 
 

@@ -39,8 +39,7 @@ from gpuvirt.model.offers.view import (
     SchedulerView,
     VgpuView,
 )
-from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.reasons.refusals import WAIT_FOR_POD
+from gpuvirt.model.reasons import Reason, ReasonCode, refusals
 from gpuvirt.model.shares.placement import GpuId
 
 # Objects of the inventory and of the offers are compared by identity, since observations and offers keep the objects
@@ -246,7 +245,7 @@ def _function(
     group, scheduler = function.iommu_group, inputs.schedulers.get(function.address)
     sharers = _sharers(inputs, function.address)
     if sharers and withheld is not None and withheld.code is ReasonCode.NATIVE_DRIVER:
-        withheld = replace(withheld, fix=f"{WAIT_FOR_POD}; then {withheld.fix}")
+        withheld = replace(withheld, fix=f"{refusals.WAIT_FOR_POD}; then {withheld.fix}")
     return GpuView(
         address=function.address,
         pci_id=str(function.id),
