@@ -81,6 +81,7 @@ async def test_labels_that_no_node_has_are_named(tmp_path: Path) -> None:
 
     done = await run(tmp_path, "devices", "--all-nodes", "-l", "foo=bar", cluster=unlabelled)
     assert "no node has the labels foo=bar" in done.stderr
+    assert "No GPU" not in done.stdout
 
 
 async def test_nodes_are_selected_by_their_labels(tmp_path: Path) -> None:

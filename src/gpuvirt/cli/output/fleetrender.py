@@ -215,7 +215,7 @@ def devices(rows: Iterable[NodeDevices], layout: Layout) -> None:
     if any(row.gpus for row in rows):
         table.print(out, layout)
     elif layout.headings:
-        out.print("No GPU is reported.")
+        out.print("No GPU is reported." if rows else "No node with an agent is listed.")
     for line in dict.fromkeys(line for row in rows for line in _notes(row)) if layout.headings else ():
         say(out, line)
 
