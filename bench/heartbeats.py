@@ -29,12 +29,11 @@ from gpuvirt.controller.store import WAITS, Store
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import Client
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ApiError
 from gpuvirt.kube.kinds.core import ReadNode
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.kube.reflector import Reflector, Waits
-from gpuvirt.kube.resources import NODES
+from gpuvirt.kube.resources import NODES, Collection
 from gpuvirt.kube.watchevents import COMPLETES_ANNOTATION
 from gpuvirt.model.desired.workload import Workload
 

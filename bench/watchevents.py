@@ -9,10 +9,9 @@ from time import process_time
 from gpuvirt.clock import Signal
 from gpuvirt.controller.store import Store
 from gpuvirt.kube.cache import Cache, step
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.kinds.core import Pod, PodSpec
 from gpuvirt.kube.objects import PARTS, ObjectMap, key_of
-from gpuvirt.kube.resources import Metadata, pods
+from gpuvirt.kube.resources import Collection, Metadata, pods
 from gpuvirt.kube.watchevents import EventType, Watched
 
 SIZES = 50, 500, 5_000

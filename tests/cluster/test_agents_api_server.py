@@ -10,10 +10,9 @@ from lab.cluster.cluster import Cluster
 from gpuvirt.agent.store import agentstate
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.kube.client import Client
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.kinds.core import Node
 from gpuvirt.kube.labels import CONFIG_LABEL
-from gpuvirt.kube.resources import NODES
+from gpuvirt.kube.resources import NODES, Collection
 from gpuvirt.kube.watchevents import EventType
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed

@@ -7,11 +7,11 @@ import msgspec
 from bench.clusternodes import reported_gpu_node
 
 from gpuvirt.kube.access.credentials import Credentials
-from gpuvirt.kube.apigroups import ApiGroups
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
 from gpuvirt.kube.kinds.gpunode import GPU_NODES
 from gpuvirt.kube.kinds.kubevirt import KUBEVIRTS
+from gpuvirt.kube.reflector import ApiGroups
 from gpuvirt.kube.resources import NODES, pods
 from gpuvirt_sim.clock import SimClock
 from tests.agent.kubelet.kubeletnode import CLOCK, until

@@ -21,13 +21,12 @@ from gpuvirt.controller.picture import Picture, read_of
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.store import Store
 from gpuvirt.kube.cache import Delta
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.kinds.core import Condition, Node, NodeInfo, NodeStatus, OwnedMetadata, Pod, PodSpec, ReadNode
 from gpuvirt.kube.kinds.gpunode import Gpu, Spec, Status
 from gpuvirt.kube.kinds.kubevirt import KubeVirt
 from gpuvirt.kube.objects import PARTS as PARTS_OF_A_MAP
 from gpuvirt.kube.objects import ObjectKey, ObjectMap, key_of
-from gpuvirt.kube.resources import NODES, KubernetesObject, Metadata
+from gpuvirt.kube.resources import NODES, Collection, KubernetesObject, Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt_sim.clock import SimClock
 from tests.controller.observedcluster import AT, NFD, SETTINGS, ObservedCluster, node, policy

@@ -4,12 +4,11 @@ from gpuvirt.clock import Signal
 from gpuvirt.controller.kubevirt.stores import KubeVirtStores
 from gpuvirt.controller.store import Store
 from gpuvirt.kube.cache import Delta
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ForbiddenError, NotFoundError, UnreachableError
 from gpuvirt.kube.kinds.core import Node
 from gpuvirt.kube.kinds.gpunode import GPU_NODES
 from gpuvirt.kube.objects import ObjectKey
-from gpuvirt.kube.resources import NODES, Metadata
+from gpuvirt.kube.resources import NODES, Collection, Metadata
 from gpuvirt.model.desired.observed import Observed
 
 KEY = ObjectKey("", "node01")

@@ -13,7 +13,6 @@ from lab.cluster import settings
 from lab.cluster.playedcluster import PlayedCluster
 
 from gpuvirt.kube.client import Client, PatchType
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import (
     ApiError,
     ApiRefusedError,
@@ -31,7 +30,7 @@ from gpuvirt.kube.labels import (
     WORKLOAD_REASON_ANNOTATION,
     WORKLOAD_STATE_LABEL,
 )
-from gpuvirt.kube.resources import NODES, Resource, config_maps, pods
+from gpuvirt.kube.resources import NODES, Collection, Resource, config_maps, pods
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode
 from tests.cluster.apilab import (

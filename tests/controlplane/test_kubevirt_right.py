@@ -13,7 +13,6 @@ from gpuvirt.controller.kubevirt.planning import KubeVirtPicture, KubeVirtPlan, 
 from gpuvirt.controller.kubevirt.undoer import undo
 from gpuvirt.kube.access.kubecontext import from_kubeconfig
 from gpuvirt.kube.client import Client, PatchType
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ApiRefusedError
 from gpuvirt.kube.kinds.kubevirt import (
     HYPER_CONVERGEDS,
@@ -23,7 +22,7 @@ from gpuvirt.kube.kinds.kubevirt import (
     HyperConverged,
     KubeVirt,
 )
-from gpuvirt.kube.resources import Resource
+from gpuvirt.kube.resources import Collection, Resource
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.plain import Plain
 from tests.cli.commandline import gpuvirt

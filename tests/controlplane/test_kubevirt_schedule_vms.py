@@ -10,9 +10,9 @@ from lab.cluster.kubevirtkinds import SOURCES
 
 from gpuvirt.kube.access.kubecontext import from_kubeconfig
 from gpuvirt.kube.client import Client
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ConflictError
 from gpuvirt.kube.kinds.kubevirt import StateChange, Vm, Vmi
+from gpuvirt.kube.resources import Collection
 from gpuvirt.model.workers.hypervisor import Accepted, Action, Call, Power, VmKey, VmProof, VmsUnknown, WorkerVm
 from gpuvirt.model.workers.spec import SAVED_STRATEGY
 from gpuvirt_schedules.controller.kubevirt.connection import KubeVirtVms, VmWriter

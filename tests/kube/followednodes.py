@@ -9,11 +9,10 @@ from gpuvirt.clock import RealClock
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import Client
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ApiError
 from gpuvirt.kube.kinds.core import Node
 from gpuvirt.kube.reflector import Reflector, Waits
-from gpuvirt.kube.resources import NODES
+from gpuvirt.kube.resources import NODES, Collection
 from tests.kube.scriptedapi import ScriptedApi
 from tests.web.certificates import Authority
 

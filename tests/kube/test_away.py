@@ -17,10 +17,9 @@ from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import ConfigMapName, DeviceId, NodeName, ResourceName
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.client import Client
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import UnreachableError
 from gpuvirt.kube.kinds.core import Node
-from gpuvirt.kube.resources import NODES
+from gpuvirt.kube.resources import NODES, Collection
 from gpuvirt.model.desired.observed import NodeRequest, Observed, Progress, StateName
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt_sim.builder import build_host

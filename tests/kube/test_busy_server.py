@@ -10,10 +10,9 @@ from typing_extensions import override
 from gpuvirt.clock import RealClock
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.client import REREAD_AFTER_S, Client, PatchType
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ApiError, ApiRefusedError, UnreachableError
 from gpuvirt.kube.kinds.core import Node
-from gpuvirt.kube.resources import NODES
+from gpuvirt.kube.resources import NODES, Collection
 from gpuvirt.kube.transport import MOST_BUSY
 from tests.kube.scriptedapi import Call, Reply, scripted
 from tests.web.certificates import Authority, Pair

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.kube.kinds.core import Node
-from gpuvirt.kube.kinds.manifests import OwnerReference
+from gpuvirt.kube.kinds.parts import OwnerReference
 from gpuvirt.kube.objects import ObjectKey, ObjectMap
 from gpuvirt.kube.resources import Metadata
 

@@ -19,12 +19,11 @@ from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import Client, PatchType
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ApiError, NotFoundError, retried
 from gpuvirt.kube.kinds.core import Node
 from gpuvirt.kube.labels import DesiredLabels, patch_of
 from gpuvirt.kube.reflector import Reflector, Waits
-from gpuvirt.kube.resources import NODES, Metadata
+from gpuvirt.kube.resources import NODES, Collection, Metadata
 from gpuvirt.loops.cell import Cell
 from gpuvirt.loops.serialworker import SerialWorker, ThreadWorker, WorkerBlockedError
 from gpuvirt.model.offers.discovery import Labels, labels_of

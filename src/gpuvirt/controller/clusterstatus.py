@@ -22,7 +22,6 @@ from gpuvirt.controller.policy import status as policy_status
 from gpuvirt.controller.policy.policies import InvalidValue, of_node
 from gpuvirt.facts.ids import Namespace, parse_namespace
 from gpuvirt.kube.client import Client
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ApiError, ForbiddenError, NotFoundError
 from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES, Choice, ClusterPolicy, StoredPolicy, choose
 from gpuvirt.kube.kinds.core import Node, Pod
@@ -43,7 +42,7 @@ from gpuvirt.kube.labels import (
     WORKLOAD_LABEL,
     deploy_label,
 )
-from gpuvirt.kube.resources import NODES, KubernetesObject, Resource, daemon_sets, pods
+from gpuvirt.kube.resources import NODES, Collection, KubernetesObject, Resource, daemon_sets, pods
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.reasons import Reason, ReasonCode, count_of
 

@@ -26,10 +26,8 @@ from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.store import AnyStore, Store
 from gpuvirt.controller.writer import ObjectWriter, Write, logged
 from gpuvirt.controller.writes import ApplyGpuNode, ApplyObject, DeleteObject, PatchNode, PatchPolicyStatus, WriteTarget
-from gpuvirt.kube.apigroups import ApiGroups
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import Client, PatchType
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.election import DURATION_S, Lease
 from gpuvirt.kube.failures import ApiError, ConflictError, NotFoundError
 from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
@@ -38,7 +36,8 @@ from gpuvirt.kube.kinds.gpunode import GPU_NODES
 from gpuvirt.kube.kinds.workloads import made_in
 from gpuvirt.kube.labels import OPERAND_LABEL
 from gpuvirt.kube.objects import PARTS, ObjectKey
-from gpuvirt.kube.resources import NODES, Resource, config_maps, pods, services
+from gpuvirt.kube.reflector import ApiGroups
+from gpuvirt.kube.resources import NODES, Collection, Resource, config_maps, pods, services
 from gpuvirt.tasks import keep_going
 
 LEASE = "53822513.nvidia.com"

@@ -19,7 +19,7 @@ from gpuvirt.controller.writes import ApplyObject, DeleteObject, WriteTarget
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.kube.kinds import workloads
 from gpuvirt.kube.kinds.core import Service
-from gpuvirt.kube.kinds.manifests import ObjectMeta, OwnerReference
+from gpuvirt.kube.kinds.parts import ObjectMeta, OwnerReference
 from gpuvirt.kube.kinds.workloads import ConfigMap
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.kube.resources import config_maps

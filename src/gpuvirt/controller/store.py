@@ -6,14 +6,12 @@ from random import Random
 from typing import Generic, Protocol, TypeVar
 
 from gpuvirt.clock import Clock, Signal
-from gpuvirt.kube.apigroups import ApiGroups
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import Client
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ApiError, NotFoundError
 from gpuvirt.kube.objects import ObjectKey, ObjectMap, key_of
-from gpuvirt.kube.reflector import Reflector, Waits
-from gpuvirt.kube.resources import KubernetesObject, Resource, is_newer
+from gpuvirt.kube.reflector import ApiGroups, Reflector, Waits
+from gpuvirt.kube.resources import Collection, KubernetesObject, Resource, is_newer
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.access.kubecontext import from_kubeconfig
 from gpuvirt.kube.client import Client
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ForbiddenError, NotFoundError
 from gpuvirt.kube.kinds import core
 from gpuvirt.kube.kinds.core import ENDED
@@ -34,7 +33,7 @@ from gpuvirt.kube.kinds.kubevirt import (
     Vmi,
 )
 from gpuvirt.kube.kinds.vgpuschedule import VALID, VgpuSchedule
-from gpuvirt.kube.resources import NODES, KubernetesObject, Metadata, Resource, pods
+from gpuvirt.kube.resources import Collection, KubernetesObject, Metadata, NODES, Resource, pods
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.inventory.nearness import nearest

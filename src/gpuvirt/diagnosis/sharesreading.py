@@ -12,13 +12,12 @@ from gpuvirt.clock import Clock, Signal
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import Client
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ApiError, ForbiddenError, NotFoundError
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, PodMemory
 from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.kube.objects import key_of
 from gpuvirt.kube.reflector import Reflector
-from gpuvirt.kube.resources import KubernetesObject, Metadata
+from gpuvirt.kube.resources import Collection, KubernetesObject, Metadata
 from gpuvirt.kube.watchevents import Listed
 from gpuvirt.model.shares import overview
 from gpuvirt.model.shares.annotations import enforcement_of

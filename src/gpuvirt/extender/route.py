@@ -25,7 +25,7 @@ from gpuvirt.kube.client import Client
 from gpuvirt.kube.failures import ApiError, ConflictError, NotFoundError, retried
 from gpuvirt.kube.kinds import workloads
 from gpuvirt.kube.kinds.core import Service
-from gpuvirt.kube.kinds.manifests import OwnerReference
+from gpuvirt.kube.kinds.parts import OwnerReference
 from gpuvirt.kube.resources import Metadata, Resource, services
 
 # EndpointSlices: the addresses behind a Service, as the nodes' proxies read them.

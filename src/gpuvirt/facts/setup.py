@@ -5,10 +5,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from gpuvirt.facts.ids import PciAddress
-from gpuvirt.facts.kata import KataRuntime
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute, Framebuffer, FunctionSetup, Listing, Presence, SymbolicLink
-from gpuvirt.facts.runtimes import Runtime
+from gpuvirt.facts.runtimes import KataRuntime, Runtime
 
 Part = Attribute | Listing | SymbolicLink | Presence
 

@@ -16,9 +16,8 @@ from msgspec.structs import replace
 
 from gpuvirt.clock import Clock
 from gpuvirt.kube.access.credentials import Credentials
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ApiRefusedError, NotStreamedError, RbacRequest, UnreachableError, failure
-from gpuvirt.kube.resources import KubernetesObject, Resource
+from gpuvirt.kube.resources import Collection, KubernetesObject, Resource
 from gpuvirt.kube.transport import Answer, Request, Transport
 from gpuvirt.kube.watchevents import Events, Listed, beginning, decoded, listed, watched
 

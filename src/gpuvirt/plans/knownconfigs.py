@@ -6,11 +6,10 @@ from functools import lru_cache
 import msgspec
 
 from gpuvirt.kube.client import Client
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ForbiddenError, NotFoundError
 from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES, KIND, SpecFault, StoredPolicy, choose
 from gpuvirt.kube.kinds.core import ConfigMap
-from gpuvirt.kube.resources import config_maps
+from gpuvirt.kube.resources import Collection, config_maps
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigSet, read_config_set
 from gpuvirt.model.desired.observed import ConfigText
 from gpuvirt.model.desired.vgpudefaults import builtin_configs

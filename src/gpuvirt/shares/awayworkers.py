@@ -6,10 +6,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.client import Client
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import NotFoundError
 from gpuvirt.kube.kinds.vgpuschedule import GROUP, PLURAL, VERSION, VgpuSchedule, VmStatus
-from gpuvirt.kube.resources import Resource
+from gpuvirt.kube.resources import Collection, Resource
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.away import AwayWorker, ScheduleSeen, away_workers, stopped_vm
 from gpuvirt.model.workers.hypervisor import VmKey

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 import msgspec
 
 from gpuvirt.kube.cache import Delta
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.labels import LabelSelector
 from gpuvirt.kube.objects import ObjectKey
-from gpuvirt.kube.resources import Resource
+from gpuvirt.kube.resources import Collection, Resource
 from gpuvirt.model.shares.eviction import BudgetName
 from gpuvirt.shares.objects import SharingPod
 

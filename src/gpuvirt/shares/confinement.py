@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.kinds import core
-from gpuvirt.kube.resources import Metadata, Resource
+from gpuvirt.kube.resources import Collection, Metadata, Resource
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.model.shares.annotations import REQUIRED_ANNOTATION, InvalidAnnotationError
 from gpuvirt.model.shares.demand import InvalidQuantityError, UnplaceableError

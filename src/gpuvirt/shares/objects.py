@@ -11,10 +11,9 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from gpuvirt.facts.ids import NodeName, PodUid, ResourceName
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.kinds import core
 from gpuvirt.kube.kinds.core import Condition, Container, SchedulingGate
-from gpuvirt.kube.resources import NODES, Resource
+from gpuvirt.kube.resources import NODES, Collection, Resource
 from gpuvirt.model.shares.annotations import (
     FENCE_ANNOTATION,
     LIMITS_ANNOTATION,

@@ -12,8 +12,7 @@ from gpuvirt.diagnosis.checks.kata import kata_nodes
 from gpuvirt.diagnosis.findings import Finding, Report
 from gpuvirt.facts.cdispecs import parse_spec
 from gpuvirt.hardware.archives.redaction import Discreet
-from gpuvirt.hardware.host.kata import read_kata
-from gpuvirt.hardware.host.runtimes import read_runtimes, without_secrets
+from gpuvirt.hardware.host.runtimes import read_kata, read_runtimes, without_secrets
 from gpuvirt.model.desired.settings import Settings, VfioNodes
 from gpuvirt.model.offers.view import AgentView
 from gpuvirt.model.reasons import FindingCode

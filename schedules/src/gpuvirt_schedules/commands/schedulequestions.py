@@ -14,11 +14,10 @@ from gpuvirt.controller.nodes.resolve import ManagedMetadata
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import Namespace, NodeName
 from gpuvirt.kube.client import Client
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ForbiddenError, NotFoundError
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.kube.kinds.vgpuschedule import READY, VALID, VgpuSchedule
-from gpuvirt.kube.resources import Metadata
+from gpuvirt.kube.resources import Collection, Metadata
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.reasons import Reason, ReasonCode, schedules, without_code

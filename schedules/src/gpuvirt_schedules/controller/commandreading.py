@@ -11,7 +11,6 @@ import msgspec
 from gpuvirt import documents
 from gpuvirt.facts.ids import Namespace, NodeName, PodUid
 from gpuvirt.kube.client import Client, PatchType
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ApiError, ForbiddenError, NotFoundError
 from gpuvirt.kube.kinds.vgpuschedule import (
     ALL_SCHEDULES,
@@ -22,7 +21,7 @@ from gpuvirt.kube.kinds.vgpuschedule import (
     VgpuSchedule,
     vgpu_schedules,
 )
-from gpuvirt.kube.resources import Metadata, Resource, VersionPrecondition
+from gpuvirt.kube.resources import Collection, Metadata, Resource, VersionPrecondition
 from gpuvirt.model.workers.spec import PhaseOverride
 from gpuvirt.plain import Step
 from gpuvirt.shares.budgets import DISRUPTION_BUDGETS

@@ -13,11 +13,11 @@ from gpuvirt.controller.nodes.resolve import ConfiguredPhase, OwnedGpuNode, Sche
 from gpuvirt.controller.store import AnyStore, Store
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.cache import Delta
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.kinds.core import ReadNode
 from gpuvirt.kube.kinds.gpunode import READY, Spec
 from gpuvirt.kube.kinds.vgpuschedule import PhaseSpec, VgpuSchedule, vgpu_schedules
 from gpuvirt.kube.objects import ObjectKey
+from gpuvirt.kube.resources import Collection
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import schedules as reasons

@@ -2,7 +2,9 @@
 
 It is read from the ConfigMap of a cluster autoscaler, the Machines of nodes, and their health checks. Source:
 cluster-autoscaler, core/scaledown/eligibility: it never removes a node with the annotation
-`cluster-autoscaler.kubernetes.io/scale-down-disabled: "true"`; it writes its status to a ConfigMap.
+`cluster-autoscaler.kubernetes.io/scale-down-disabled: "true"`; it writes its status to a ConfigMap. Of Machines:
+cluster-api, api/core/v1beta1 and v1beta2 (annotations in common_types.go), and what its machinehealthcheck
+reconciler skips; openshift/machine-api-operator, pkg/controller/machinehealthcheck, which skips paused checks alone.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -12,12 +14,64 @@ import msgspec
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.client import Client
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ForbiddenError, NotFoundError
-from gpuvirt.kube.kinds import clusterapi as kind
 from gpuvirt.kube.kinds.core import Node
-from gpuvirt.kube.resources import Metadata, Resource
+from gpuvirt.kube.labels import LabelSelector
+from gpuvirt.kube.resources import Collection, Metadata, Resource
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
+
+CLUSTER_API, OPENSHIFT = "cluster.x-k8s.io", "machine.openshift.io"
+CLUSTER_API_VERSIONS = ("v1beta2", "v1beta1")
+OPENSHIFT_VERSIONS = ("v1beta1",)
+MACHINE_OF, NAMESPACE_OF = f"{CLUSTER_API}/machine", f"{CLUSTER_API}/cluster-namespace"
+"""Annotations of nodes: the name of the Machine, and its namespace."""
+OPENSHIFT_MACHINE_OF = f"{OPENSHIFT}/machine"
+"""Annotation of nodes: `NAMESPACE/NAME` of the Machine."""
+PAUSED, SKIPPED = f"{CLUSTER_API}/paused", f"{CLUSTER_API}/skip-remediation"
+"""Annotations, whose values do not count. OpenShift knows PAUSED of health checks."""
+
+
+class _MachineSpec(msgspec.Struct, frozen=True, rename="camel"):
+    cluster_name: str = ""
+    """Empty in OpenShift's kind."""
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """A Machine."""
+
+    metadata: Metadata
+    spec: _MachineSpec = _MachineSpec()
+
+
+class _CheckSpec(msgspec.Struct, frozen=True, rename="camel"):
+    cluster_name: str = ""
+    selector: LabelSelector = LabelSelector()
+
+
+class MachineHealthCheck(msgspec.Struct, frozen=True):
+    """A MachineHealthCheck."""
+
+    metadata: Metadata
+    spec: _CheckSpec = _CheckSpec()
+
+    def replaces(self, machine: Machine, group: str) -> bool:
+        """Return whether the check replaces a Machine of its namespace and API group, once its node is not ready."""
+        if PAUSED in self.metadata.annotations or self.spec.cluster_name != machine.spec.cluster_name:
+            return False
+        if group == CLUSTER_API and {PAUSED, SKIPPED} & machine.metadata.annotations.keys():
+            return False
+        return self.spec.selector.matches(machine.metadata.labels)
+
+
+def machines(group: str, version: str, namespace: str) -> Resource:
+    """Return the Machines of a namespace."""
+    return Resource("machines", group, version, namespace)
+
+
+def machine_health_checks(group: str, version: str, namespace: str) -> Resource:
+    """Return the MachineHealthChecks of a namespace."""
+    return Resource("machinehealthchecks", group, version, namespace)
+
 
 SCALE_DOWN_DISABLED = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
 MAY_LEAVE = "gpuvirt.io/may-leave"
@@ -98,10 +152,10 @@ class CoverageReading(msgspec.Struct):
         """
         for version in machine.versions:
             try:
-                checks = kind.machine_health_checks(machine.group, version, machine.namespace)
-                listed = (await self.client.list(Collection(checks, kind.MachineHealthCheck))).items
-                place = kind.machines(machine.group, version, machine.namespace)
-                found = await self.client.get(place, machine.name, kind.Machine)
+                checks = machine_health_checks(machine.group, version, machine.namespace)
+                listed = (await self.client.list(Collection(checks, MachineHealthCheck))).items
+                place = machines(machine.group, version, machine.namespace)
+                found = await self.client.get(place, machine.name, Machine)
             except NotFoundError:
                 continue
             replacing = [check.metadata for check in listed if check.replaces(found, machine.group)]
@@ -114,12 +168,12 @@ class CoverageReading(msgspec.Struct):
 
 
 def _machines_of(annotations: Mapping[str, str]) -> Iterable[_MachineRef]:
-    if name := annotations.get(kind.MACHINE_OF):
-        namespace = annotations.get(kind.NAMESPACE_OF, "default")
-        yield _MachineRef(kind.CLUSTER_API, kind.CLUSTER_API_VERSIONS, namespace, name)
-    namespace, _, name = annotations.get(kind.OPENSHIFT_MACHINE_OF, "").rpartition("/")
+    if name := annotations.get(MACHINE_OF):
+        namespace = annotations.get(NAMESPACE_OF, "default")
+        yield _MachineRef(CLUSTER_API, CLUSTER_API_VERSIONS, namespace, name)
+    namespace, _, name = annotations.get(OPENSHIFT_MACHINE_OF, "").rpartition("/")
     if namespace and name:
-        yield _MachineRef(kind.OPENSHIFT, kind.OPENSHIFT_VERSIONS, namespace, name)
+        yield _MachineRef(OPENSHIFT, OPENSHIFT_VERSIONS, namespace, name)
 
 
 def _autoscaled(node: NodeName, config_map: str) -> Reason:
@@ -132,12 +186,12 @@ def _autoscaled(node: NodeName, config_map: str) -> Reason:
 
 def _health_checked(node: NodeName, machine: _MachineRef, checks: tuple[str, ...]) -> Reason:
     """A health check takes a worker that is away for a broken one. Checks are named by namespace and name."""
-    if machine.group == kind.CLUSTER_API:
+    if machine.group == CLUSTER_API:
         object_name = f"machines.{machine.group} {machine.name}"
-        fix = f"kubectl annotate -n {machine.namespace} {object_name} {kind.SKIPPED}="
+        fix = f"kubectl annotate -n {machine.namespace} {object_name} {SKIPPED}="
     else:
         name = f"machinehealthchecks.{machine.group} {checks[0].partition('/')[2]}"
-        pause = f"kubectl annotate -n {machine.namespace} {name} {kind.PAUSED}="
+        pause = f"kubectl annotate -n {machine.namespace} {name} {PAUSED}="
         fix = f"have the selector of the check leave the Machine out, or pause the check: {pause}"
     message = f"is {machine.text}, which MachineHealthCheck {', '.join(checks)} replaces while it is not ready"
     return Reason(ReasonCode.WORKER_HEALTH_CHECKED, f"node {node}", message, fix=fix)

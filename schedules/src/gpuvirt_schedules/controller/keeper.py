@@ -13,12 +13,12 @@ from gpuvirt.clock import Clock, Signal
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode
 from gpuvirt.controller.picture import Picture
 from gpuvirt.controller.store import Store
-from gpuvirt.kube.apigroups import ApiGroups
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import Client
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.kinds.core import ReadNode
 from gpuvirt.kube.kinds.vgpuschedule import ALL_SCHEDULES, VgpuSchedule, WorkerStatus
+from gpuvirt.kube.reflector import ApiGroups
+from gpuvirt.kube.resources import Collection
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.workers.hypervisor import Hypervisor
 from gpuvirt.model.workers.spec import Schedule

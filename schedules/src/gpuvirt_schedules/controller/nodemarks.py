@@ -10,11 +10,10 @@ import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.kube.client import Client, PatchType
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.election import Terms
 from gpuvirt.kube.failures import ConflictError, NotFoundError
 from gpuvirt.kube.kinds.core import Node, Taint
-from gpuvirt.kube.resources import NODES
+from gpuvirt.kube.resources import NODES, Collection
 from gpuvirt.model.workers.connection import DEAD_AFTER_S
 from gpuvirt_schedules.controller.workerobjects import ANNOUNCED, CORDONED_BY, cordoned_by, is_announced
 

@@ -15,7 +15,6 @@ from gpuvirt.controller.announcer import REPORTER
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube import events
 from gpuvirt.kube.client import Client, PatchType
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.events import About, events_of
 from gpuvirt.kube.failures import NotFoundError
 from gpuvirt.kube.kinds.core import Node, WholePod
@@ -30,7 +29,7 @@ from gpuvirt.kube.kinds.vgpuschedule import (
 )
 from gpuvirt.kube.kinds.vgpuschedule import Status as StoredStatus
 from gpuvirt.kube.labels import LabelSelector, Requirement
-from gpuvirt.kube.resources import NODES, Metadata, VersionPrecondition, pods
+from gpuvirt.kube.resources import NODES, Collection, Metadata, VersionPrecondition, pods
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.workers.hypervisor import Answer, VmKey
 from gpuvirt.model.workers.nodevms import ChangeVm, NodeVm, ObservedVms

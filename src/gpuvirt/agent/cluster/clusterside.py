@@ -24,14 +24,13 @@ from gpuvirt.facts.ids import ConfigMapName, Namespace, NodeName, PodUid, Resour
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import Client, PatchType
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ApiError, ForbiddenError, NotFoundError, UnauthorizedError
 from gpuvirt.kube.kinds.core import ENDED, STATIC_POD, ConfigMap, Container, Node, Pod, WholePod
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.kube.labels import AGENT, PAUSED_FOR_VGPUS, VALIDATOR, DesiredLabels, deploy_label
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.kube.reflector import Reflector, Waits
-from gpuvirt.kube.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
+from gpuvirt.kube.resources import NODES, Collection, KubernetesObject, Metadata, Resource, config_maps, pods
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.allocation.recordhistory import PodRequests
 from gpuvirt.model.desired.observed import OperandsObserved

@@ -18,10 +18,9 @@ from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import PatchType
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ConflictError, NotFoundError
 from gpuvirt.kube.kinds.core import ENDED, STATIC_POD, AnyObject
-from gpuvirt.kube.resources import Resource, pods
+from gpuvirt.kube.resources import Collection, Resource, pods
 from gpuvirt.model.shares.annotations import (
     SHARES_ANNOTATION,
     InvalidAnnotationError,

@@ -13,9 +13,9 @@ from gpuvirt.cli.output.render import print_document
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.kube.client import Client
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ForbiddenError, NotFoundError
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.kube.resources import Collection
 
 MOST_S = 5.0
 """The longest time for which the API server is asked."""

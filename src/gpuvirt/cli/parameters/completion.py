@@ -78,9 +78,9 @@ def _gpu_nodes(ctx: typer.Context) -> tuple[str, ...]:
 
 async def _read(kubeconfig: Path | None, context: str) -> tuple[str, ...]:
     from gpuvirt.kube.client import Client
-    from gpuvirt.kube.collection import Collection
     from gpuvirt.kube.kinds.core import AnyObject
     from gpuvirt.kube.kinds.gpunode import GPU_NODES
+    from gpuvirt.kube.resources import Collection
 
     client = Client(apiserver.asked_credentials(kubeconfig, context))
     async with asyncio.timeout(MOST_S):

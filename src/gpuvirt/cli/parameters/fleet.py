@@ -15,11 +15,10 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.client import Client
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import NotFoundError
 from gpuvirt.kube.kinds.core import AnyObject
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.kube.resources import NODES
+from gpuvirt.kube.resources import NODES, Collection
 from gpuvirt.model.inventory.nearness import nearest
 
 

@@ -17,13 +17,12 @@ from gpuvirt.controller.operands.inputs import RenderInputs
 from gpuvirt.controller.operands.rendering import render
 from gpuvirt.controller.policy import policies
 from gpuvirt.kube.client import Client
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ForbiddenError
 from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy
 from gpuvirt.kube.kinds.core import ReadNode
 from gpuvirt.kube.kinds.workloads import DaemonSet
 from gpuvirt.kube.labels import DRIVER, GPU_FEATURES, OPERAND_LABEL, OPERANDS_LABEL, OS_LABEL, deploy_label
-from gpuvirt.kube.resources import NODES, Metadata
+from gpuvirt.kube.resources import NODES, Collection, Metadata
 
 
 class NodePreview(msgspec.Struct, frozen=True):

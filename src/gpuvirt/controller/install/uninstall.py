@@ -27,7 +27,6 @@ from gpuvirt.distributions import MissingPartError
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.client import Client, PatchType
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.election import CONTROLLER_LEASE, RENEW_S, Candidacy, Election
 from gpuvirt.kube.failures import ConflictError, NotFoundError, retried
 from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES
@@ -45,7 +44,7 @@ from gpuvirt.kube.labels import (
     deploy_label,
     patch_of,
 )
-from gpuvirt.kube.resources import NODES, KubernetesObject, Metadata, Resource, config_maps, pods
+from gpuvirt.kube.resources import NODES, Collection, KubernetesObject, Metadata, Resource, config_maps, pods
 from gpuvirt.model.offers import discovery
 from gpuvirt.model.workers.spec import CORDONED_BY
 from gpuvirt.shares.nodekeys import keys_without_shares

@@ -31,7 +31,7 @@ from gpuvirt.kube.kinds import workloads
 from gpuvirt.kube.kinds.core import ReadNode
 from gpuvirt.kube.kinds.gpunode import ReadGpuNode, Withheld
 from gpuvirt.kube.kinds.kubevirt import HyperConverged, KubeVirt
-from gpuvirt.kube.kinds.manifests import ObjectMeta
+from gpuvirt.kube.kinds.parts import ObjectMeta
 from gpuvirt.kube.kinds.workloads import ConfigMap, resource_of
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.model.desired.observed import Observed

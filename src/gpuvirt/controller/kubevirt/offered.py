@@ -11,8 +11,7 @@ import msgspec
 
 from gpuvirt.controller.kubevirt.changes import DeviceList
 from gpuvirt.controller.kubevirt.subject import PermittedEntry
-from gpuvirt.kube.kinds.gpunode import ReadGpuNode, Spec, Withheld
-from gpuvirt.kube.kinds.gpunodereport import ReadStatus
+from gpuvirt.kube.kinds.gpunode import ReadGpuNode, ReadStatus, Spec, Withheld
 from gpuvirt.kube.kinds.kubevirt import DEVICE_KINDS, Device, RequestsDevices, VirtualMachineInstance
 from gpuvirt.model.desired.gpumodes import FOR_VGPUS
 from gpuvirt.model.desired.observed import Observed

@@ -6,9 +6,8 @@ from gpuvirt.clock import Signal
 from gpuvirt.controller.kubevirt.decisions import Histories, KubeVirtObserved, PatchKubeVirt
 from gpuvirt.controller.store import AnyStore, Store
 from gpuvirt.kube.client import Client, PatchType
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt
-from gpuvirt.kube.resources import FullObject, KubernetesObject, Metadata
+from gpuvirt.kube.resources import Collection, FullObject, KubernetesObject, Metadata
 from gpuvirt.model.desired.observed import Observed
 
 T = TypeVar("T", bound=KubernetesObject)

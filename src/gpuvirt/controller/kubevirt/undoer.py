@@ -28,13 +28,12 @@ from gpuvirt.controller.kubevirt.offered import names_of, needs_mdevs, offered_o
 from gpuvirt.controller.kubevirt.planning import KubeVirtPicture, subject_of
 from gpuvirt.controller.kubevirt.subject import MEDIATED, PermittedEntry, PermittingObject
 from gpuvirt.kube.client import Client, PatchType
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ApiRefusedError, ConflictError, NotFoundError, retried
 from gpuvirt.kube.jsonpatch import Draft, Operation, annotate, at, conditional
 from gpuvirt.kube.kinds.core import AnyObject, WholePod
 from gpuvirt.kube.kinds.gpunode import GpuNode
 from gpuvirt.kube.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt
-from gpuvirt.kube.resources import KubernetesObject, Resource
+from gpuvirt.kube.resources import Collection, KubernetesObject, Resource
 from gpuvirt.model.desired.observed import Observed
 from gpuvirt.model.kubevirt.kubevirt import MDEV_GATE
 from gpuvirt.model.reasons import Reason, ReasonCode

@@ -5,8 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.kube.kinds.gpunode import READY, ReadGpuNode
-from gpuvirt.kube.kinds.gpunodereport import ReadGpu
+from gpuvirt.kube.kinds.gpunode import READY, ReadGpu, ReadGpuNode
 from gpuvirt.kube.labels import (
     ALL,
     DEVICE_PLUGIN_LABEL,

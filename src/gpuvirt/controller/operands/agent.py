@@ -16,7 +16,7 @@ from gpuvirt.facts.ids import parse_config_map_name
 from gpuvirt.facts.pci import FunctionKind
 from gpuvirt.kube.kinds import workloads
 from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, SpecFault
-from gpuvirt.kube.kinds.manifests import ObjectMeta
+from gpuvirt.kube.kinds.parts import ObjectMeta
 from gpuvirt.kube.kinds.vmoperands import OnDemandVgpus, SandboxMode, ShareLimits
 from gpuvirt.kube.kinds.workloads import (
     ConfigMap,

@@ -14,9 +14,9 @@ from gpuvirt.controller.operands.inputs import MANAGED_BY, PART_OF, OperandName,
 from gpuvirt.kube.kinds import workloads
 from gpuvirt.kube.kinds.clusterpolicy import API_VERSION, KIND, ClusterPolicy, Daemonsets, UpdateStrategy
 from gpuvirt.kube.kinds.containeroperands import ProbeTiming
-from gpuvirt.kube.kinds.manifests import LocalReference, ObjectMeta, OwnerReference
 from gpuvirt.kube.kinds.operandparts import EnvVar as PolicyVariable
 from gpuvirt.kube.kinds.operandparts import ImageParts, Operand, Resources
+from gpuvirt.kube.kinds.parts import LocalReference, ObjectMeta, OwnerReference
 from gpuvirt.kube.kinds.podparts import EnvVar, PodTemplate, ProbeSpec, ResourceNeeds, TemplateMeta
 from gpuvirt.kube.kinds.workloads import DaemonSet, RollingUpdate, Service
 from gpuvirt.kube.labels import OPERAND_LABEL, TEMPLATE_LABEL

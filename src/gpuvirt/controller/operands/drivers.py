@@ -12,8 +12,8 @@ from gpuvirt.controller.operands import assembly, bases, hostpaths, images, over
 from gpuvirt.controller.operands.hostpaths import mount
 from gpuvirt.controller.operands.inputs import RenderInputs
 from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, SpecFault
-from gpuvirt.kube.kinds.manifests import LocalReference
 from gpuvirt.kube.kinds.operandparts import ConfigMapName
+from gpuvirt.kube.kinds.parts import LocalReference
 from gpuvirt.kube.kinds.podparts import ConfigMapSource, EnvFromSource, EnvVar, KeyToPath, Volume, VolumeMount
 from gpuvirt.kube.kinds.workloads import DaemonSet, Manifest
 from gpuvirt.kube.labels import VGPU_DRIVER_LABEL

@@ -26,7 +26,7 @@ from gpuvirt.kube.failures import ApiError, ConflictError, NotFoundError
 from gpuvirt.kube.jsonpatch import Op, Operation, at, conditional
 from gpuvirt.kube.kinds import workloads
 from gpuvirt.kube.kinds.core import Service
-from gpuvirt.kube.kinds.manifests import OwnerReference
+from gpuvirt.kube.kinds.parts import OwnerReference
 from gpuvirt.kube.kinds.workloads import Secret, SecretMetadata, secrets
 from gpuvirt.kube.resources import Metadata, Resource, services
 from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError

@@ -9,11 +9,10 @@ from itertools import groupby
 
 from gpuvirt.diagnosis.evidence import Evidence
 from gpuvirt.diagnosis.findings import Finding, fine, listed, problem, unread
-from gpuvirt.facts.cdirules import go_fault
-from gpuvirt.facts.cdispecs import CdiSpec, Version, parse_spec
-from gpuvirt.facts.kata import KataRuntime
+from gpuvirt.facts.cdispecs import CdiSpec, Version, go_fault, parse_spec
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute
+from gpuvirt.facts.runtimes import KataRuntime
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.allocation.attachment import VFIO_FOLDER
 from gpuvirt.model.desired.settings import VfioNodes

@@ -13,7 +13,7 @@ from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import ATTRIBUTE_BYTES, Kernel
 from gpuvirt.hardware.access.openfiles import OpenFile
-from gpuvirt.hardware.host import kata, runtimes
+from gpuvirt.hardware.host import runtimes
 from gpuvirt.hardware.host.runtimes import LEFT_OUT as LEFT
 from gpuvirt.paths import HostPath
 
@@ -112,8 +112,8 @@ def _reducing(path: str) -> Callable[[str], str] | None:
         return _modules
     if "/modprobe.d/" in path:
         return _modprobe
-    if path.startswith(tuple(f"{folder}/" for folder in kata.CDI_FOLDERS)):
-        return kata.cdi_without_secrets
+    if path.startswith(tuple(f"{folder}/" for folder in runtimes.CDI_FOLDERS)):
+        return runtimes.cdi_without_secrets
     return None if path.startswith(("/sys/", "/proc/", "/dev/")) else runtimes.without_secrets
 
 

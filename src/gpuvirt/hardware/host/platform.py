@@ -20,8 +20,7 @@ from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.attributes import read_attribute, read_listing
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions import iommu, pci
-from gpuvirt.hardware.host.kata import read_cdi_specs, read_kata
-from gpuvirt.hardware.host.runtimes import read_runtimes
+from gpuvirt.hardware.host.runtimes import read_cdi_specs, read_kata, read_runtimes
 from gpuvirt.paths import HostPath
 
 PINS = HostPath("/etc/driverctl.d")

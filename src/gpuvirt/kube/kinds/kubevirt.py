@@ -10,9 +10,8 @@ from typing import Protocol
 
 import msgspec
 
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.kinds.core import ENDED, Condition, OwnedMetadata, Placement
-from gpuvirt.kube.resources import KubernetesObject, Metadata, Resource
+from gpuvirt.kube.resources import Collection, KubernetesObject, Metadata, Resource
 from gpuvirt.model.kubevirt.kubevirt import MediatedDevices, Spec, Status
 from gpuvirt.model.workers.spec import SAVED_STRATEGY
 

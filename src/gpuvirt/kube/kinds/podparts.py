@@ -3,8 +3,8 @@
 import msgspec
 
 from gpuvirt.kube.kinds.clusterpolicy import Toleration
-from gpuvirt.kube.kinds.manifests import LocalReference, Written
 from gpuvirt.kube.kinds.operandparts import Quantity
+from gpuvirt.kube.kinds.parts import LocalReference, Written
 
 
 class FieldReference(Written, frozen=True, kw_only=True):

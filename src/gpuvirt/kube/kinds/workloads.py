@@ -5,7 +5,7 @@ Source: Kubernetes' API reference: apps/v1, core/v1, rbac.authorization.k8s.io/v
 
 import msgspec
 
-from gpuvirt.kube.kinds.manifests import Kind, OwnerReference, Written
+from gpuvirt.kube.kinds.parts import Kind, OwnerReference, Written
 from gpuvirt.kube.kinds.podparts import PodTemplate
 from gpuvirt.kube.resources import Metadata, Resource, daemon_sets
 

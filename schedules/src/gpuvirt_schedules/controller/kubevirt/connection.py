@@ -12,9 +12,9 @@ import msgspec
 
 from gpuvirt.controller.writer import logged
 from gpuvirt.kube.client import Client, PatchType
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import NOT_MADE, ApiError, ConflictError, ForbiddenError, NotFoundError, UnauthorizedError
 from gpuvirt.kube.kinds.kubevirt import StateChange, Vm, Vmi
+from gpuvirt.kube.resources import Collection
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.schedules import hypervisor_problem
 from gpuvirt.model.workers.hypervisor import (

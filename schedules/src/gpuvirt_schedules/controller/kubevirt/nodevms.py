@@ -12,12 +12,11 @@ import msgspec
 from gpuvirt.controller.nodes.resolve import origin_of
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.client import Client
-from gpuvirt.kube.collection import Collection
 from gpuvirt.kube.failures import ForbiddenError, NotFoundError
 from gpuvirt.kube.kinds.core import OwnedMetadata, WholePod
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, READY, Gpu, GpuNode
 from gpuvirt.kube.labels import LabelSelector
-from gpuvirt.kube.resources import Resource
+from gpuvirt.kube.resources import Collection, Resource
 from gpuvirt.model.allocation.launcherpods import user_text
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
 from gpuvirt.model.desired.invalid import Origin, Source
