@@ -69,7 +69,7 @@ ALLOWED: Mapping[str, str] = {
     "agent/ondemand/ondemandallocator.py": "the time of new entries of the ledger, for people",
     "agent/known/snapshot.py": "the time of the view, for people",
     "agent/known/state.py": "the time of the view, for people",
-    "agent/published/statefile.py": "the time of the view, for people",
+    "agent/published.py": "the time of the view, for people",
     "cli/support/packing.py": "the time of the archive, for people",
     "cli/support/sections.py": "the time of the archive, for people",
 }

@@ -26,8 +26,7 @@ from gpuvirt.agent.loops.wakes import Wakes
 from gpuvirt.agent.loops.watcher import Audience, Watcher
 from gpuvirt.agent.observations import Observations
 from gpuvirt.agent.options import NodeOptions
-from gpuvirt.agent.published.cdifiles import CdiFiles
-from gpuvirt.agent.published.statefile import StateFile
+from gpuvirt.agent.published import CdiFiles, StateFile
 from gpuvirt.agent.reconcile.gatewatch import GateWatch
 from gpuvirt.agent.reconcile.operands import Operands
 from gpuvirt.agent.reconcile.podaccount import PodAccount

@@ -7,7 +7,7 @@ import msgspec
 
 from gpuvirt.agent.change import changehost as change
 from gpuvirt.agent.loops.intervals import Intervals
-from gpuvirt.agent.published.markers import Markers
+from gpuvirt.agent.published import Markers
 from gpuvirt.clock import Clock, RealClock
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.hardware.access.kernel import Kernel

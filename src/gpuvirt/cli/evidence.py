@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
+from gpuvirt.agent import published
 from gpuvirt.agent.known import snapshot
 from gpuvirt.agent.kubelet.survey import read_kubelet
-from gpuvirt.agent.published import statefile
 from gpuvirt.clock import Clock
 from gpuvirt.diagnosis import diagnosis
 from gpuvirt.diagnosis.evidence import ClusterNode, Evidence
@@ -53,7 +53,7 @@ def gather(kernel: Kernel, around: EvidenceSources) -> Evidence:
     view = None
     if around.state_file is not None:
         boot_id = facts.platform.boot_id
-        view = statefile.read(around.state_file, around.clock.monotonic_s(), boot_id, around.procs)
+        view = published.read_view(around.state_file, around.clock.monotonic_s(), boot_id, around.procs)
     if view is None:
         view = snapshot.view_of(facts, around.settings, around.ids, around.clock, around.ledger, names)
     return Evidence(

@@ -10,7 +10,7 @@ import pytest
 
 from gpuvirt.agent.known import snapshot
 from gpuvirt.agent.loops.intervals import Intervals
-from gpuvirt.agent.published.cdifiles import CdiFiles
+from gpuvirt.agent.published import CdiFiles
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.loops.cell import Cell
 from gpuvirt.model.desired.settings import CdiUse, Settings

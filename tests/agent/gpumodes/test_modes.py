@@ -10,7 +10,7 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Framework, GpuInstance, GpuModes, Scheduler, SchedulerPolicy, VgpuHost
 from gpuvirt.hardware.access.tools import ToolError
 from gpuvirt.hardware.functions import sriov
-from gpuvirt.hardware.programs import mig, nvidiasmi, vgpuscheduler
+from gpuvirt.hardware.programs import nvidiasmi, vgpuscheduler
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.inventory.inventory import build_inventory
@@ -134,7 +134,7 @@ def test_the_parsers_accept_arbitrary_text(text: str) -> None:
         modes = nvidiasmi.parse_modes(whole, OFF)
         assert modes.mixed_sizes is None or isinstance(modes.mixed_sizes, bool | Unread)
         assert isinstance(nvidiasmi.parse_supported(whole, OFF), tuple | Unread)
-        assert isinstance(mig.parse_instances(whole), tuple | Unread)
+        assert isinstance(nvidiasmi.parse_instances(whole), tuple | Unread)
         assert isinstance(vgpuscheduler.parse_state(whole, OFF), Scheduler | Unread)
 
 
@@ -151,16 +151,16 @@ TABLE = """+-------------------------------------------------------+
 
 
 def test_gpu_instances_are_the_rows_of_a_table() -> None:
-    assert mig.parse_instances(TABLE) == (
+    assert nvidiasmi.parse_instances(TABLE) == (
         GpuInstance(id=11, profile="1g.10gb", profile_id=19, start=4, size=1),
         GpuInstance(id=2, profile="3g.40gb+me", profile_id=9, start=0, size=4),
     )
-    assert mig.parse_instances("No GPU instances found: Not Found\n") == ()
+    assert nvidiasmi.parse_instances("No GPU instances found: Not Found\n") == ()
 
 
 @pytest.mark.parametrize("text", ["", "Segmentation fault", TABLE.replace("4:1 ", "four"), TABLE.replace("MIG 1", "1")])
 def test_an_unknown_table_of_gpu_instances_is_unread(text: str) -> None:
-    assert isinstance(mig.parse_instances(text), Unread)
+    assert isinstance(nvidiasmi.parse_instances(text), Unread)
 
 
 def test_the_supported_types_are_read_with_their_limits(a30: HostWithPrograms) -> None:
@@ -268,26 +268,26 @@ def test_a_gpu_in_mig_mode_offers_the_types_of_its_free_instances(a30: HostWithP
 
 def test_mig_mode_is_enabled_and_disabled(a30: HostWithPrograms) -> None:
     gpu = A30[1]
-    mig.set_mode(a30.tools, gpu, free(gpu), on=True)
+    nvidiasmi.set_mig_mode(a30.tools, gpu, free(gpu), on=True)
     assert a30.offered(gpu) == set(), "no GPU instance exists yet"
-    assert mig.read_instances(a30.tools, gpu) == ()
-    first = mig.create_instance(a30.tools, gpu, "2g.12gb", 0)
-    second = mig.create_instance(a30.tools, gpu, "5", 2)
+    assert nvidiasmi.read_instances(a30.tools, gpu) == ()
+    first = nvidiasmi.create_instance(a30.tools, gpu, "2g.12gb", 0)
+    second = nvidiasmi.create_instance(a30.tools, gpu, "5", 2)
     assert first != second
     with pytest.raises(ToolError, match="Insufficient Resources"):
-        mig.create_instance(a30.tools, gpu, "1g.6gb", 3)
+        nvidiasmi.create_instance(a30.tools, gpu, "1g.6gb", 3)
     assert a30.offered(gpu) == {"NVIDIA A30-2-12C"}
     for instance in (first, second):
-        mig.destroy_instance(a30.tools, gpu, instance, free(gpu))
-    mig.set_mode(a30.tools, gpu, free(gpu), on=False)
+        nvidiasmi.destroy_instance(a30.tools, gpu, instance, free(gpu))
+    nvidiasmi.set_mig_mode(a30.tools, gpu, free(gpu), on=False)
     assert "NVIDIA A30-24C" in a30.offered(gpu)
 
 
 def test_a_gpu_instance_with_a_vgpu_and_its_mig_mode_stay(a30: HostWithPrograms) -> None:
     with pytest.raises(ToolError, match="In use by another client") as failed:
-        mig.destroy_instance(a30.tools, A30[0], 1, free(A30[0]))
+        nvidiasmi.destroy_instance(a30.tools, A30[0], 1, free(A30[0]))
     assert failed.value.exit_code == 19
-    mig.set_mode(a30.tools, A30[0], free(A30[0]), on=False)
+    nvidiasmi.set_mig_mode(a30.tools, A30[0], free(A30[0]), on=False)
     modes = nvidiasmi.read_modes(a30.tools, A30[0])
     assert (modes.mig, modes.mig_pending) == (True, False), "after a reset"
     assert len(build_inventory(scan(a30.kernel)).vgpus) == 2
@@ -295,7 +295,7 @@ def test_a_gpu_instance_with_a_vgpu_and_its_mig_mode_stay(a30: HostWithPrograms)
 
 def test_mig_mode_is_refused_on_a_card_without_mig(a10: HostWithPrograms) -> None:
     with pytest.raises(ToolError) as failed:
-        mig.set_mode(a10.tools, OFF, free(OFF), on=True)
+        nvidiasmi.set_mig_mode(a10.tools, OFF, free(OFF), on=True)
     assert failed.value.exit_code == 3
     assert nvidiasmi.read_modes(a10.tools, OFF).mig is None
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuvirt.agent.published.moduleoptions import persist
+from gpuvirt.cli.changes.vgpu import write_module_options
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import PciAddress, PciId, VgpuType
 from gpuvirt.facts.pci import AMD, NVIDIA, PciFunction, Unread
@@ -161,13 +161,15 @@ def roots(tmp_path: Path) -> HostRoots:
 
 def test_schedulers_are_written_to_gpuvirts_file_only(roots: HostRoots) -> None:
     kernel, mine, others = RealKernel(roots), roots.local(FILE), roots.root / "etc/modprobe.d/nvidia.conf"
-    assert persist(kernel, roots, GPU, Scheduler(FIXED, 24)) == ()
+    assert write_module_options(kernel, roots, GPU, Scheduler(FIXED, 24)) == ()
     assert mine.read_text() == line(f"pci={GPU};RmPVMRL=0x00180011")
     assert mine.stat().st_mode & 0o777 == 0o644
     others.write_text(f'options nvidia NVreg_RegistryDwordsPerDevice="pci={OTHER};RmPVMRL=0x01"\n')
     before = mine.read_text(), others.read_text()
-    assert [reason.code for reason in persist(kernel, roots, OTHER, Scheduler(EQUAL))] == [ReasonCode.OPTION_ELSEWHERE]
+    assert [reason.code for reason in write_module_options(kernel, roots, OTHER, Scheduler(EQUAL))] == [
+        ReasonCode.OPTION_ELSEWHERE
+    ]
     assert (mine.read_text(), others.read_text()) == before
-    assert persist(kernel, roots, GPU, None) == (), "gpuvirt's own entry can always be removed"
+    assert write_module_options(kernel, roots, GPU, None) == (), "gpuvirt's own entry can always be removed"
     assert not mine.exists()
     assert others.exists()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.agent.published.markers import Markers
+from gpuvirt.agent.published import Markers
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.agent.published import statefile
+from gpuvirt.agent import published
 from gpuvirt.clock import RealClock, Signal
 from gpuvirt.facts.ids import BootId, PciAddress
 from gpuvirt.loops.cell import Cell
@@ -34,17 +34,17 @@ async def test_the_state_file_is_renewed_as_a_sign_of_life(two_a10: SimNode, tmp
     two_a10.clock.step(3600)
     alive = tmp_path / "proc"
     (alive / "1").mkdir(parents=True)
-    view = statefile.read(path, now_s, boot_id, [alive])
+    view = published.read_view(path, now_s, boot_id, [alive])
     assert view is not None
     assert view.at_s is not None
     assert now_s - view.at_s <= 30
-    assert statefile.read(path, now_s + statefile.LIFE_S * 2, boot_id, [alive]) is None, "the file is too old"
-    assert statefile.read(path, now_s, boot_id, [tmp_path / "other", alive]) is not None
-    assert statefile.read(path, now_s, boot_id, [tmp_path / "other"]) is None, "its agent was killed"
-    assert statefile.read(path, now_s, BootId("another boot"), [alive]) is None
-    assert statefile.read(tmp_path / "none", now_s, boot_id, [alive]) is None
+    assert published.read_view(path, now_s + published.VIEW_LIFE_S * 2, boot_id, [alive]) is None, "the file is too old"
+    assert published.read_view(path, now_s, boot_id, [tmp_path / "other", alive]) is not None
+    assert published.read_view(path, now_s, boot_id, [tmp_path / "other"]) is None, "its agent was killed"
+    assert published.read_view(path, now_s, BootId("another boot"), [alive]) is None
+    assert published.read_view(tmp_path / "none", now_s, boot_id, [alive]) is None
     path.write_text("{")
-    assert statefile.read(path, now_s, boot_id, [alive]) is None
+    assert published.read_view(path, now_s, boot_id, [alive]) is None
 
 
 async def test_a_follower_of_a_cell_gets_the_latest_value() -> None:

@@ -9,9 +9,8 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.agent.published.moduleoptions import read_kept
 from gpuvirt.cli.changes import commandhost
-from gpuvirt.cli.changes.vgpu import SchedulerOrder, set_scheduler, show_schedulers
+from gpuvirt.cli.changes.vgpu import SchedulerOrder, kept_schedulers, set_scheduler, show_schedulers
 from gpuvirt.cli.formats import ListFormat, ListOutput, Output
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import GpuModes, Scheduler, SchedulerPolicy
@@ -92,7 +91,7 @@ def test_a_persistent_scheduler_is_written_to_the_modprobe_file(place: Place, ca
     assert place.set(T4, EQUAL_4, persist=True) == 0
     assert place.set(OTHER, FIXED, persist=True) == 0
     assert "pci=0000:3b:00.0;RmPVMRL=0x00040003" in place.roots.local(FILE).read_text()
-    assert read_kept(place.roots) == {T4: EQUAL_4, OTHER: FIXED}
+    assert kept_schedulers(place.roots) == {T4: EQUAL_4, OTHER: FIXED}
     capsys.readouterr()
     show_schedulers(place.here, place.roots, [], ListFormat(ListOutput.JSON))
     rows = {row["gpu"]: row for row in json.loads(capsys.readouterr().out)}
@@ -110,7 +109,7 @@ def test_running_vms_block_setting_the_scheduler_but_not_persisting_it(place: Pl
     assert f"(pid {vm.pid})" in printed["reasons"][0]["message"]
     assert printed["persisted"]
     assert place.has(T4).policy is SchedulerPolicy.BEST_EFFORT
-    assert read_kept(place.roots) == {T4: EQUAL_4}
+    assert kept_schedulers(place.roots) == {T4: EQUAL_4}
 
 
 def test_a_vm_that_starts_after_the_plan_fails_the_command(place: Place, capsys: Printed) -> None:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 import typer
 
+from gpuvirt.agent import published
 from gpuvirt.agent.change.changehost import ChangeHost, ReportStep, change_host_of
 from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, beside_agents, desires_of
 from gpuvirt.agent.change.gate.gatelock import UnitBusyError, UnitUnsettledError, why_not_passed
@@ -20,7 +21,6 @@ from gpuvirt.agent.change.steps.vgpusteps import Run
 from gpuvirt.agent.change.unitchange import apply
 from gpuvirt.agent.known import snapshot
 from gpuvirt.agent.kubelet.livelists import ListUnknownError, read_lists
-from gpuvirt.agent.published import statefile
 from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.cli.parameters import options
 from gpuvirt.clock import RealClock
@@ -201,7 +201,9 @@ def _view(roots: HostRoots, kubelet: KubeletPaths, change_host: ChangeHost) -> N
     """Return the agent's view of the node, or a new one with the allocations of the agent's ledger."""
     clock = RealClock()
     procs = (roots.proc, HostRoots.under(options.ROOT).proc)
-    view = statefile.read(roots.run / statefile.FILE, clock.monotonic_s(), snapshot.boot_id(change_host.kernel), procs)
+    view = published.read_view(
+        roots.run / published.VIEW_FILE, clock.monotonic_s(), snapshot.boot_id(change_host.kernel), procs
+    )
     if view is not None:
         return view
     ledger = snapshot.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))

@@ -1,6 +1,6 @@
 """`gpuvirt vgpu`: lists, creates and deletes vGPUs, applies vGPU configs, and sets the scheduler of vGPUs."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -10,7 +10,7 @@ import typer
 from gpuvirt.agent.change import byhand
 from gpuvirt.agent.change.gate.gate import UnitBusyError, gate_at
 from gpuvirt.agent.change.observation import HostObservation, observe
-from gpuvirt.agent.published import moduleoptions
+from gpuvirt.agent.store.files import replace_file
 from gpuvirt.cli.changes import vgpuchanges
 from gpuvirt.cli.changes.commandhost import Host, in_worker
 from gpuvirt.cli.formats import Layout, ListFormat, ListOutput, Output
@@ -22,8 +22,11 @@ from gpuvirt.errors import ConfigError, DamagedError
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import NVIDIA, Unread
 from gpuvirt.facts.vgpu import Scheduler, SchedulerPolicy
+from gpuvirt.hardware.access.kernel import Kernel
+from gpuvirt.hardware.host.platform import read_modprobe
 from gpuvirt.hardware.programs.smireport import read_scheduler
-from gpuvirt.model.change.moduleoption import FILE
+from gpuvirt.model.change.moduleoption import FILE, conflicting_options, kept, merge
+from gpuvirt.model.change.vgpus.scheduling import registry_scheduler, registry_value
 from gpuvirt.model.desired import vgpuconfig
 from gpuvirt.model.desired.vgpudefaults import builtin_configs
 from gpuvirt.model.inventory.nearness import correction
@@ -122,7 +125,7 @@ def show_schedulers(here: Host, roots: HostRoots, addresses: Collection[str], li
     """Print schedulers; exit with 1 if nvidia-smi did not report one."""
     seen = observe(here.change_host, here.inputs, None)
     chosen = vgpuchanges.gpus_named(seen, addresses) or _nvidia_gpus(seen)
-    kept = moduleoptions.read_kept(roots)
+    kept = kept_schedulers(roots)
     rows = [_scheduler_row(seen, gpu, kept.get(gpu)) for gpu in chosen]
     render.print_list(rows, (row.gpu for row in rows), partial(_print_schedulers, rows), listing)
     if any(row.reason is not None for row in rows):
@@ -194,7 +197,7 @@ def _set_scheduler(
 def _persist_scheduler(here: Host, roots: HostRoots, gpu: PciAddress, scheduler: Scheduler) -> tuple[Reason, ...]:
     try:
         with gate_at(here.change_host.locks).modules():
-            return moduleoptions.persist(here.change_host.kernel, roots, gpu, scheduler)
+            return write_module_options(here.change_host.kernel, roots, gpu, scheduler)
     except (OSError, DamagedError, UnitBusyError) as error:
         return (refusals.failed(f"write {FILE}", gpu, Seen("", str(error))),)
 
@@ -383,3 +386,33 @@ def default_config(
         hint = correction(name, configs) or "`gpuvirt vgpu default-config` prints them all"
         raise ConfigError(f"there is no built-in config {name}; {hint}", where="--name")
     print(vgpuconfig.written(configs if name is None else {name: configs[name]}), end="")
+
+
+def write_module_options(
+    kernel: Kernel, roots: HostRoots, gpu: PciAddress, desired: Scheduler | None
+) -> tuple[Reason, ...]:
+    """Set a GPU's scheduler for each load of the driver, or remove the setting (None); return why it was not written.
+
+    Raises DamagedError if gpuvirt's file has lines that gpuvirt has not written, and OSError.
+    """
+    obstacles = conflicting_options(read_modprobe(kernel), gpu) if desired is not None else ()
+    if obstacles:
+        return obstacles
+    path = roots.local(FILE)
+    existing = path.read_text() if path.exists() else None
+    text = merge(existing, gpu, registry_value(desired) if desired is not None else None)
+    if text is None:
+        path.unlink(missing_ok=True)
+    elif text != existing:
+        replace_file(path, text.encode(), mode=0o644)
+    return ()
+
+
+def kept_schedulers(roots: HostRoots) -> Mapping[PciAddress, Scheduler | None]:
+    """Return the schedulers in gpuvirt's file, None for a value that sets none.
+
+    Raises DamagedError if the file has lines of other programs, and OSError.
+    """
+    path = roots.local(FILE)
+    values = kept(path.read_text()) if path.exists() else {}
+    return {gpu: registry_scheduler(value) for gpu, value in values.items()}

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from gpuvirt.agent import published
 from gpuvirt.agent.change.typenames import asking
 from gpuvirt.agent.known import snapshot
-from gpuvirt.agent.published import statefile
 from gpuvirt.cli.formats import Layout, ListFormat, ListOutput
 from gpuvirt.cli.output import fleetrender, render, watching
 from gpuvirt.cli.parameters import apiserver, fleet, options
@@ -61,7 +61,7 @@ def devices(  # noqa: PLR0913  one parameter an option
     kernel, clock = RealKernel(roots), RealClock()
     # An agent of a simulated host runs in this host's /proc.
     procs = (roots.proc, HostRoots.under(options.ROOT).proc)
-    view = statefile.read(roots.run / statefile.FILE, clock.monotonic_s(), snapshot.boot_id(kernel), procs)
+    view = published.read_view(roots.run / published.VIEW_FILE, clock.monotonic_s(), snapshot.boot_id(kernel), procs)
     if view is None:
         ledger = snapshot.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
         view = snapshot.take(kernel, settings, ids, clock, ledger, asking(roots))

@@ -7,9 +7,9 @@ from typing import Annotated
 import msgspec
 import typer
 
+from gpuvirt.agent import published
 from gpuvirt.agent.change.typenames import asking
 from gpuvirt.agent.known import snapshot
-from gpuvirt.agent.published import statefile
 from gpuvirt.cli.evidence import EvidenceSources, diagnose
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import diagnosisrender
@@ -59,7 +59,7 @@ def surroundings(
         ids=options.read_pci_ids(pci_ids, roots),
         clock=RealClock(),
         ledger=snapshot.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet)),
-        state_file=roots.run / statefile.FILE,
+        state_file=roots.run / published.VIEW_FILE,
         # An agent of a simulated host runs in this host's /proc.
         procs=(roots.proc, HostRoots.under(options.ROOT).proc),
         learn=asking(roots),

@@ -16,10 +16,10 @@ from typing import Annotated, TypeVar
 import msgspec
 import typer
 
+from gpuvirt.agent import published
 from gpuvirt.agent.change.changehost import change_host_of
 from gpuvirt.agent.options import NodeOptions
 from gpuvirt.agent.process import run_until_stopped
-from gpuvirt.agent.published import statefile
 from gpuvirt.agent.store import agentstate
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.errors import ConfigError, InvalidIdError
@@ -208,7 +208,7 @@ def _run(arguments: _Arguments, kubeconfig: Path | None) -> None:
         kubelet=arguments.kubelet,
         ledger=ledger,
         gates=change_host.locks,
-        state_file=arguments.roots.run / statefile.FILE,
+        state_file=arguments.roots.run / published.VIEW_FILE,
         terms=NodeTerms(
             Settings(mode=DesiredMode.VGPU, vgpu_config=arguments.default_config),
             options.read_pci_ids(None, arguments.roots),

@@ -16,13 +16,13 @@ import typer
 from msgspec.structs import replace
 
 from gpuvirt import documents
+from gpuvirt.agent import published
 from gpuvirt.agent.change.changehost import change_host_of
 from gpuvirt.agent.change.gate.gates import plugin_gates
 from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.agent.options import NodeOptions
 from gpuvirt.agent.process import run_until_stopped
-from gpuvirt.agent.published import cdifiles, statefile
-from gpuvirt.agent.published.markers import Markers
+from gpuvirt.agent.published import Markers
 from gpuvirt.agent.store import agentstate
 from gpuvirt.cli.parameters import apiserver, options
 from gpuvirt.cli.parameters.options import ListenOption, address_of
@@ -166,11 +166,11 @@ def _whole_agent(roots: HostRoots, kubelet: KubeletPaths, terms: NodeTerms) -> N
             kubelet=kubelet,
             ledger=roots.local(options.LEDGER),
             gates=change_host.locks,
-            state_file=roots.run / statefile.FILE,
+            state_file=roots.run / published.VIEW_FILE,
             terms=terms,
             change_host=change_host,
             tools=change_host.tools,
-            cdi_folder=roots.run / cdifiles.FOLDER,
+            cdi_folder=roots.run / published.CDI_FOLDER,
             proc=roots.proc,
             pods=_pods(roots, kubelet),
         ),

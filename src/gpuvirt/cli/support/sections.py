@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 
 from gpuvirt import __version__, archive, plain
+from gpuvirt.agent import published
 from gpuvirt.agent.change.typenames import asking
 from gpuvirt.agent.known import snapshot
 from gpuvirt.agent.kubelet import checkpoint
-from gpuvirt.agent.published import statefile
 from gpuvirt.agent.shares import sharefiles
 from gpuvirt.agent.store import agentstate, hostfiles
 from gpuvirt.archive import ArchiveManifest, Entry, LeftOut, NotRead
@@ -217,7 +217,7 @@ def _begin(asked: ArchiveRequest) -> Packing:
         with suppress(OSError, DamagedError):
             names.learn(checkpoint.consumers(checkpoint.parse(asked.kubelet.checkpoint.read_bytes())).values())
         with suppress(OSError, DamagedError):
-            names.learn_view(from_json((asked.roots.run / statefile.FILE).read_bytes(), NodeView))
+            names.learn_view(from_json((asked.roots.run / published.VIEW_FILE).read_bytes(), NodeView))
     return packing
 
 
@@ -261,9 +261,9 @@ def _sockets(packing: Packing) -> Iterable[str]:
 
 def _agent(packing: Packing) -> Collected:
     asked, found = packing.asked, dict[str, Entry]()
-    state_file = asked.roots.run / statefile.FILE
+    state_file = asked.roots.run / published.VIEW_FILE
     if (content := packing.content(state_file)) is not None:
-        place = f"{archive.HOST}/run/{statefile.FILE}"
+        place = f"{archive.HOST}/run/{published.VIEW_FILE}"
         found |= packing.understood(state_file, place, content, lambda json: packing.picture(from_json(json, NodeView)))
     ledger = next((path for path in asked.ledgers if not is_absent(path)), asked.ledgers[0])
     if (content := packing.content(ledger)) is not None:
@@ -305,7 +305,7 @@ def _doctor(packing: Packing) -> Collected:
         clock=asked.clock,
         ledger=packing.ledger,
         learn=lambda facts, _: packing.types.observing(facts),
-        state_file=asked.roots.run / statefile.FILE,
+        state_file=asked.roots.run / published.VIEW_FILE,
         procs=(asked.roots.proc,),
     )
     report = msgspec.json.format(msgspec.json.encode(diagnose(Discreet(asked.kernel), around)), indent=1)

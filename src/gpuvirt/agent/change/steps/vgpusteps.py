@@ -19,7 +19,7 @@ from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.proof import Proof, UnprovenError
 from gpuvirt.hardware.access.tools import ToolError
 from gpuvirt.hardware.functions import iommu, sriov
-from gpuvirt.hardware.programs import mig, nvidiasmi, vgpuscheduler
+from gpuvirt.hardware.programs import nvidiasmi, vgpuscheduler
 from gpuvirt.hardware.scan import scan
 from gpuvirt.hardware.vgpu.registry import backend_of
 from gpuvirt.model.change.plan import Scope, StepScope, VgpuPlan
@@ -168,16 +168,16 @@ def _run_nvidia_smi(
             _verify_mode(step, modes, found=modes.mixed_sizes)
         case SetMigMode(gpu, on):
             _verify_empty(kernel, gpu)
-            mig.set_mode(tools, gpu, _unused(kernel, gpu, step.text), on=on)
+            nvidiasmi.set_mig_mode(tools, gpu, _unused(kernel, gpu, step.text), on=on)
             modes = nvidiasmi.read_modes(tools, gpu)
             if modes.mig is not on and modes.mig_pending is on:
                 raise RefusedError(shortfalls.mode_pending(gpu, on=on))
             _verify_mode(step, modes, found=modes.mig)
         case DestroyInstance(gpu, instance):
             _verify_no_new_vgpu(kernel, gpu, gpu_state)
-            mig.destroy_instance(tools, gpu, instance, proving.driver_answers(kernel, gpu, step.text))
+            nvidiasmi.destroy_instance(tools, gpu, instance, proving.driver_answers(kernel, gpu, step.text))
         case CreateInstance(gpu, profile, start):
-            mig.create_instance(tools, gpu, profile, start)
+            nvidiasmi.create_instance(tools, gpu, profile, start)
         case SetScheduler(gpu, scheduler):
             arguments = vgpuscheduler.read_arguments(tools, scheduler)
             answered = proving.driver_answers(kernel, gpu, step.text)
