@@ -21,7 +21,7 @@ from types import FrameType
 from tests.agent.node.simnode import SimNode, running_node
 
 import gpuvirt
-from gpuvirt.agent.cluster.noderequests import observe_node
+from gpuvirt.agent.cluster.nodelabels import observe_node
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.kinds.core import Node
 from gpuvirt.kube.objects import ObjectKey

@@ -20,7 +20,7 @@ ALLOWED: Mapping[str, str] = {
     "clock.py": "has the wall clock",
     "kube/access/execplugin.py": "the end of a credential; after a step it is asked for again, or refused once",
     "agent/cluster/gpunode.py": "times in the GpuNode's status and in events, for people",
-    "agent/cluster/podevents.py": "times of events, for people",
+    "agent/cluster/podshares.py": "times of events, for people",
     "agent/cluster/vgputypes.py": "times of events, for people",
     "kube/election.py": "times in the Lease, for people; who leads follows from monotonic times",
     "kube/events.py": "times of events, for people",
@@ -77,7 +77,7 @@ TIMES = frozenset({"datetime", "timedelta", "time", "time_ns", "st_mtime", "st_m
 IDENTITY = frozenset(
     {
         "agent/kubelet/recordedallocations.py",
-        "agent/change/gate/unsettled.py",
+        "agent/change/gate/gatefiles.py",
         "agent/shares/sharefiles.py",
         "agent/store/persisted.py",
         "web/certificates.py",

@@ -40,9 +40,9 @@ HARMLESS: Mapping[str, str] = {
     "hardware/programs/vgpuscheduler.py:read_scheduler": "reads",
     "hardware/programs/vgpuscheduler.py:read_arguments": "reads",
     "hardware/programs/containerdriver.py:*": "lists the GPUs",
-    "agent/change/steps/driverexecutor.py:_Taking._take": "writes driver_override, which unbinds nothing",
-    "agent/change/steps/driverexecutor.py:clear_override": "clears driver_override, which unbinds nothing",
-    "agent/change/steps/driverexecutor.py:unlock": "lets NVIDIA's driver admit clients again",
+    "agent/change/driverphase.py:_Taking._take": "writes driver_override, which unbinds nothing",
+    "agent/change/driverphase.py:clear_override": "clears driver_override, which unbinds nothing",
+    "agent/change/driverphase.py:unlock": "lets NVIDIA's driver admit clients again",
     "agent/change/steps/proving.py:locked": "NVIDIA's driver refuses the lock while it has clients",
 }
 """The functions that write or run such a program without a proof, with the reason why nobody loses a device by it."""

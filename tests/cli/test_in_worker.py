@@ -11,7 +11,7 @@ import pytest
 
 from gpuvirt.agent.change.gate.gatelock import UnitBusyError, UnitUnsettledError
 from gpuvirt.agent.change.observation import observe
-from gpuvirt.agent.kubelet.livelists import ListUnknownError
+from gpuvirt.agent.kubelet.hostaccount import ListUnknownError
 from gpuvirt.cli.changes import commandhost
 from gpuvirt.cli.changes.commandhost import CommandHost, Host, beside, in_worker
 from gpuvirt.cli.changes.vgpuchanges import removed

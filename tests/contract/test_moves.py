@@ -7,8 +7,8 @@ import pytest
 from lab.kernel.modules import VARIANT
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.changehost import Inputs
 from gpuvirt.agent.change.gate.gate import UnitBusyError
-from gpuvirt.agent.change.inputs import Inputs
 from gpuvirt.agent.store import hostfiles
 from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.facts.ids import PciAddress

@@ -10,8 +10,8 @@ import pytest
 from lab.kernel.notools import NO_TOOLS
 from msgspec.structs import replace
 
-from gpuvirt.agent.change import byhand
-from gpuvirt.agent.change.inputs import Inputs
+from gpuvirt.agent.change import unitchange
+from gpuvirt.agent.change.changehost import Inputs
 from gpuvirt.agent.change.observation import observe
 from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
@@ -266,7 +266,7 @@ def test_a_single_vgpu_is_removed_by_hand_unless_a_vm_uses_it(host: Host, makes_
     before = observe(makes_vgpus.change_host, NOBODY, None).inventory
 
     def remove(vgpu: VgpuId) -> list[ReasonCode]:
-        return codes(byhand.remove(makes_vgpus.change_host, RTX, vgpu, NOBODY, lambda _: None, before))
+        return codes(unitchange.remove_vgpu(makes_vgpus.change_host, RTX, vgpu, NOBODY, lambda _: None, before))
 
     assert remove(first) == [ReasonCode.VGPU_IN_USE]
     assert remove(second) == []
@@ -286,7 +286,7 @@ def test_commands_do_not_remove_a_vgpu_allocated_to_a_pod(
     vm = vm_on(host, mine)
 
     def remove(vgpu: VgpuId) -> tuple[Reason, ...]:
-        return byhand.remove(
+        return unitchange.remove_vgpu(
             makes_vgpus.change_host, RTX, vgpu, Inputs(account.account), makes_vgpus.steps.append, before
         )
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from gpuvirt.agent.agent import Agent
 from gpuvirt.agent.change.changehost import ChangeHost as CommandHost
 from gpuvirt.agent.change.gate.agentlock import only_agent
-from gpuvirt.agent.change.gate.gate import gate_at
+from gpuvirt.agent.change.gate.gate import gate_at, plugin_gates
 from gpuvirt.agent.change.gate.gaterecord import GateOwner
-from gpuvirt.agent.change.gate.gates import plugin_gates
 from gpuvirt.agent.known import snapshot
 from gpuvirt.agent.known.kubeletrecord import KubeletRecord
 from gpuvirt.agent.kubelet.accountwatch import AccountWatch

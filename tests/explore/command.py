@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from typing_extensions import override
 
-from gpuvirt.agent.change import byhand
-from gpuvirt.agent.change.changehost import ChangeHost
+from gpuvirt.agent.change import unitchange
+from gpuvirt.agent.change.changehost import ChangeHost, Inputs
 from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, beside_agents, desires_of
 from gpuvirt.agent.change.gate.gatelock import UnitBusyError
-from gpuvirt.agent.change.inputs import Inputs
 from gpuvirt.agent.change.observation import observe
 from gpuvirt.agent.change.steps.changes import by_hand
 from gpuvirt.agent.change.steps.vgpusteps import Run
@@ -88,7 +87,7 @@ class DeleteVgpu(Action):
         def change(change_host: ChangeHost, inputs: Inputs, unit: UnitId, first: Inventory) -> tuple[Reason, ...]:
             del unit
             live = sorted(vgpu.id for vgpu in first.facts.vgpu_hosts[self.gpu].live)
-            return byhand.remove(change_host, self.gpu, live[0], inputs, lambda _: None, first) if live else ()
+            return unitchange.remove_vgpu(change_host, self.gpu, live[0], inputs, lambda _: None, first) if live else ()
 
         _run(world, Process("gpuvirt vgpu delete"), self.gpu, {self.gpu: DesiredGpu(vgpus=DesiredVgpus())}, change)
 

@@ -9,8 +9,8 @@ from gpuvirt.agent.allocation import allocator
 from gpuvirt.agent.change import driverphase
 from gpuvirt.agent.change.allocationgate import AllocationGate, DevicesBySlot
 from gpuvirt.agent.change.gate import drainrequest, gate, gaterecord
-from gpuvirt.agent.change.gate.gates import Gates
-from gpuvirt.agent.change.steps import changes, driverexecutor, leasing, proving, vgpusteps
+from gpuvirt.agent.change.gate.gate import Gates
+from gpuvirt.agent.change.steps import changes, leasing, proving, vgpusteps
 from gpuvirt.agent.change.steps.changerecord import ChangeRecord
 from gpuvirt.agent.change.steps.changes import Change, Changes
 from gpuvirt.agent.change.steps.leasing import RefusedError
@@ -192,7 +192,7 @@ GUARDS: Mapping[str, Guard] = {
         proving, "walked", _without_walk, ("amdgpu-is-taken", "nvidia-beside-its-audio", "group-of-two-natives")
     ),
     "executor: the driver after a step is the expected one": Guard(
-        driverexecutor._Taking, "_expect", nothing, ("driver-refuses-for-good",)
+        driverphase._Taking, "_expect", nothing, ("driver-refuses-for-good",)
     ),
     "planning: pods": Guard(driverplanning, "_allocated", _none, ("known-pod-of-another-plugin",), (NEWEST,)),
     "planning: pods whose device is not found here": Guard(

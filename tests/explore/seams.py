@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
-from gpuvirt.agent.change.gate import gate, gatelock, gatepass, unsettled
+from gpuvirt.agent.change.gate import gate, gatefiles, gatelock, gatepass
 from gpuvirt.agent.change.gate.gaterecord import GateOwner
 from gpuvirt.agent.kubelet import accountwatch, hostaccount
 from gpuvirt.agent.kubelet.podresources import Devices
@@ -135,11 +135,11 @@ _PLACES: Sequence[tuple[object, str, object]] = (
     (uuid, "uuid4", _new_id),
     (gate, "monotonic", _monotonic),
     (gatelock, "monotonic", _monotonic),
-    (unsettled, "monotonic", _monotonic),
+    (gatefiles, "monotonic", _monotonic),
     (gatelock, "sleep", _sleep),
     (gate, "this_process", _this_process),
     (gatepass, "this_process", _this_process),
-    (unsettled, "this_process", _this_process),
+    (gatefiles, "this_process", _this_process),
     (accountwatch, "PodResources", _PodResources),
     (hostaccount, "ask_consumers", _ask_consumers),
     (podaccount, "RealClock", _Clock),

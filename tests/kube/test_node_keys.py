@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuvirt.agent.cluster.clusterside import OPERAND_LABELS, observed_of, operand_labels, problem_of
-from gpuvirt.agent.cluster.noderequests import MOST_REASON, request_of_config_map, request_of_node, state_labels
+from gpuvirt.agent.cluster.nodelabels import MOST_REASON, request_of_config_map, request_of_node, state_labels
 from gpuvirt.kube.failures import ApiRefusedError, ForbiddenError, UnauthorizedError, UnreachableError
 from gpuvirt.kube.kinds.core import ConfigMap, Node, Pod
 from gpuvirt.kube.labels import (

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from gpuvirt.agent.allocators import AllocatorParts, Allocators
 from gpuvirt.agent.change.allocationgate import AllocationGate
 from gpuvirt.agent.change.changehost import ChangeHost
+from gpuvirt.agent.change.gate.drainrequest import Membership
 from gpuvirt.agent.change.gate.gate import gate_at
-from gpuvirt.agent.change.gate.membership import Membership
 from gpuvirt.agent.known.kubeletrecord import KubeletRecord, PodInquiry
 from gpuvirt.agent.known.state import NodeState
 from gpuvirt.agent.known.tenancykeeper import TenancyKeeper

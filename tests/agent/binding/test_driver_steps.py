@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
+from gpuvirt.agent.change.driverphase import _expect_native, clear_override, give_back, load
 from gpuvirt.agent.change.steps import proving
-from gpuvirt.agent.change.steps.driverexecutor import _expect_native, clear_override, give_back, load
 from gpuvirt.agent.change.steps.leasing import RefusedError
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.sysfs import device_path, driver_path

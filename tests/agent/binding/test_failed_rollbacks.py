@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.agent.change.inputs import Inputs
+from gpuvirt.agent.change.changehost import Inputs
 from gpuvirt.agent.change.steps.changerecord import ChangeRecord
 from gpuvirt.agent.store import hostfiles
 from gpuvirt.facts.ids import PciAddress

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from gpuvirt.agent.change.changehost import ChangeHost
+from gpuvirt.agent.change.changehost import ChangeHost, Inputs
 from gpuvirt.agent.change.gate.gatefiles import GateFiles
 from gpuvirt.agent.change.gate.gatepass import Pass
-from gpuvirt.agent.change.inputs import Inputs
 from gpuvirt.agent.change.observation import HostObservation, observe
 from gpuvirt.agent.change.steps.changes import Change, by_hand
 from gpuvirt.agent.change.steps.vgpusteps import Run

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gpuvirt.agent.change.inputs import Inputs
+from gpuvirt.agent.change.changehost import Inputs
 from gpuvirt.agent.change.observation import observe
 from gpuvirt.agent.change.steps.changes import by_hand
 from gpuvirt.agent.change.steps.vgpusteps import Run

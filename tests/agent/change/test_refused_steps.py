@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.change.driverphase import execute
 from gpuvirt.agent.change.gate import gatepass
 from gpuvirt.agent.change.gate.gaterecord import IllegalMoveError
 from gpuvirt.agent.change.steps import proving
 from gpuvirt.agent.change.steps.changes import by_hand
-from gpuvirt.agent.change.steps.driverexecutor import execute
 from gpuvirt.agent.change.steps.leasing import RefusedError
 from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.facts.sysfs import device_path, driver_path

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.agent.change.inputs import Inputs
+from gpuvirt.agent.change.changehost import Inputs
 from gpuvirt.agent.known.nokubelet import KubeletTrace, prove
 from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.facts.ids import PciAddress

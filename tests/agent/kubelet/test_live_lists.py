@@ -10,9 +10,9 @@ import grpc
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.agent.change.gate.gates import plugin_gates
-from gpuvirt.agent.kubelet import livelists
-from gpuvirt.agent.kubelet.livelists import ListUnknownError, read_lists
+from gpuvirt.agent.change.gate.gate import plugin_gates
+from gpuvirt.agent.kubelet import hostaccount
+from gpuvirt.agent.kubelet.hostaccount import ListUnknownError, read_lists
 from gpuvirt.cli.changes.commandhost import CommandHost, beside
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
@@ -87,7 +87,7 @@ def test_a_folder_that_cannot_be_listed_is_unknown(tmp_path: Path) -> None:
 
 
 def test_a_plugin_that_does_not_say_what_it_lists_is_unknown(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(livelists, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(hostaccount, "TIMEOUT_S", 0.2)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(short_path / "kubevirt-silent.sock"))
         assert read_lists(short_path) == {}, "nobody listens"
@@ -99,7 +99,7 @@ def test_a_plugin_that_does_not_say_what_it_lists_is_unknown(short_path: Path, m
 def test_a_plugin_that_does_not_accept_a_connection_is_unknown(
     short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(livelists, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(hostaccount, "TIMEOUT_S", 0.2)
     path = str(short_path / "kubevirt-busy.sock")
     with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as first:
         busy.bind(path)

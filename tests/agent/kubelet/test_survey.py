@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.agent.change.gate.gates import plugin_gates
+from gpuvirt.agent.change.gate.gate import plugin_gates
 from gpuvirt.agent.kubelet.survey import read_kubelet
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.setup import KubeletConfig

@@ -8,7 +8,7 @@ from typing import Protocol
 from gpuvirt.agent.agent import Agent
 from gpuvirt.agent.allocation.allocator import Allocator, Callbacks
 from gpuvirt.agent.change.allocationgate import AllocationGate
-from gpuvirt.agent.change.gate.membership import NoGate
+from gpuvirt.agent.change.gate.drainrequest import NoGate
 from gpuvirt.agent.known.kubeletrecord import KubeletRecord
 from gpuvirt.agent.known.requests import AllocationRequest
 from gpuvirt.agent.known.state import NodeState

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 from typing_extensions import override
 
-from gpuvirt.agent.change.inputs import Inputs
+from gpuvirt.agent.change.changehost import Inputs
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredVgpus

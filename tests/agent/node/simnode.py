@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from gpuvirt.agent.agent import Agent
-from gpuvirt.agent.change.gate.gates import plugin_gates
+from gpuvirt.agent.change.gate.gate import plugin_gates
 from gpuvirt.agent.known.kubeletrecord import KubeletRecord, PodStarts
 from gpuvirt.agent.known.requests import AllocationRefusedError, AllocationRequest
 from gpuvirt.agent.loops.intervals import Intervals

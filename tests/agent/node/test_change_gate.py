@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuvirt.agent.change.gate import unsettled as unsettledslots
-from gpuvirt.agent.change.gate.allocationlines import MOST_BYTES
+from gpuvirt.agent.change.gate import gatefiles as unsettledslots
 from gpuvirt.agent.change.gate.gate import Gate, UnitBlockedError, UnitBusyError, UnitUnsettledError, boot_id
+from gpuvirt.agent.change.gate.gatefiles import MOST_BYTES
 from gpuvirt.agent.change.gate.gaterecord import (
     NEXT,
     AccountReading,

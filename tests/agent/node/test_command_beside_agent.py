@@ -13,10 +13,9 @@ import pytest
 from gpuvirt.agent.change.gate import drainrequest
 from gpuvirt.agent.change.gate.agentlock import no_agent, only_agent
 from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, beside_agents
-from gpuvirt.agent.change.gate.gate import Gate, gate_at
+from gpuvirt.agent.change.gate.gate import Gate, Gates, gate_at
 from gpuvirt.agent.change.gate.gatelock import Anchor
 from gpuvirt.agent.change.gate.gaterecord import GateRecord, GateState
-from gpuvirt.agent.change.gate.gates import Gates
 from gpuvirt.errors import AlreadyRunningError
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.model.desired.gpumodes import DesiredMode

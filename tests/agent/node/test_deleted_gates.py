@@ -12,9 +12,8 @@ from time import monotonic  # noqa: TID251  the lines of allocations carry it
 
 import pytest
 
-from gpuvirt.agent.change.gate.gate import Gate
+from gpuvirt.agent.change.gate.gate import Gate, Gates
 from gpuvirt.agent.change.gate.gatelock import Anchor, GateFailedError, UnitBusyError, UnitUnsettledError
-from gpuvirt.agent.change.gate.gates import Gates
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.model.allocation.ledger import SettledAt
 from gpuvirt.model.change.desired import DesiredDriver
@@ -33,7 +32,7 @@ import os, subprocess, sys
 from pathlib import Path
 from gpuvirt.agent.change.gate.gatelock import Anchor
 from gpuvirt.agent.change.gate.gate import gate_at
-from gpuvirt.agent.change.gate.gates import Gates
+from gpuvirt.agent.change.gate.gate import Gates
 folder, slot = Path(sys.argv[1]), sys.argv[2]
 gates = Gates(gate_at(folder / "locks"), folder / "no kubelet", Anchor(folder / "null"))
 with gates.change("unit", lambda: (slot,)) as passed:

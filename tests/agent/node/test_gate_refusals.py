@@ -6,7 +6,7 @@ from time import monotonic  # noqa: TID251  the lines of allocations carry it
 
 import pytest
 
-from gpuvirt.agent.change.gate import drainrequest, unsettled
+from gpuvirt.agent.change.gate import drainrequest, gatefiles
 from gpuvirt.agent.change.gate.drainrequest import DrainRequest, _answer
 from gpuvirt.agent.change.gate.gate import Gate, UnitBusyError, UnitUnsettledError
 from gpuvirt.agent.change.gate.gatelock import GateFailedError, UnitAllocatingError, UnitBlockedError, why_not_passed
@@ -68,7 +68,7 @@ def test_a_record_that_was_just_damaged_is_not_settled(tmp_path: Path, monkeypat
     path.write_bytes(b"torn")
     gate.settle(SLOT)
     assert isinstance(gate.read(SLOT), Damaged)
-    monkeypatch.setattr(unsettled, "monotonic", lambda: monotonic() + unsettled.NEW_S)
+    monkeypatch.setattr(gatefiles, "monotonic", lambda: monotonic() + gatefiles.NEW_S)
     gate.settle(SLOT)
     assert gate.state(SLOT) is GateState.OPEN
 

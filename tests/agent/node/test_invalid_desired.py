@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gpuvirt.agent import metrics
 from gpuvirt.agent.cluster.gpunode import events_between, request_of_spec, status_of
-from gpuvirt.agent.cluster.noderequests import OF_VGPUS, OF_WORKLOAD, request_of_config_map, state_labels
+from gpuvirt.agent.cluster.nodelabels import OF_VGPUS, OF_WORKLOAD, request_of_config_map, state_labels
 from gpuvirt.cli.evidence import gather
 from gpuvirt.cli.output import diagnosisrender, render
 from gpuvirt.controller import clusterstatus

@@ -10,12 +10,10 @@ import pytest
 
 from gpuvirt.agent.change.gate import drainrequest
 from gpuvirt.agent.change.gate.agentlock import only_agent
-from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, beside_agents
-from gpuvirt.agent.change.gate.gate import Gate
+from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, Membership, beside_agents
+from gpuvirt.agent.change.gate.gate import Gate, Gates, plugin_gates
 from gpuvirt.agent.change.gate.gatelock import Anchor, UnitUnsettledError
 from gpuvirt.agent.change.gate.gaterecord import GateRecord, GateState
-from gpuvirt.agent.change.gate.gates import Gates, plugin_gates
-from gpuvirt.agent.change.gate.membership import Membership
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason, ReasonCode
@@ -33,7 +31,7 @@ from pathlib import Path
 from gpuvirt.agent.change.gate.gatelock import Anchor
 from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, beside_agents
 from gpuvirt.agent.change.gate.gate import gate_at
-from gpuvirt.agent.change.gate.gates import Gates
+from gpuvirt.agent.change.gate.gate import Gates
 folder, gpu, slot = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 gates = Gates(gate_at(folder / "locks"), folder / "device-plugins", Anchor(folder / "null"))
 """

@@ -10,14 +10,12 @@ from typing import Protocol
 
 import pytest
 
-from gpuvirt.agent.change.gate import unsettled
+from gpuvirt.agent.change.gate import gatefiles
 from gpuvirt.agent.change.gate.agentlock import no_plugin
-from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, beside_agents
-from gpuvirt.agent.change.gate.gate import Gate, gate_at
+from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, Membership, NoGate, beside_agents, has_member
+from gpuvirt.agent.change.gate.gate import Gate, Gates, gate_at, plugin_gates
 from gpuvirt.agent.change.gate.gatelock import Anchor, GateFailedError, UnitBusyError, is_current
 from gpuvirt.agent.change.gate.gaterecord import GateState
-from gpuvirt.agent.change.gate.gates import Gates, plugin_gates
-from gpuvirt.agent.change.gate.membership import Membership, NoGate, has_member
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import ReasonCode
 from tests.agent.node.diskfaults import failing
@@ -88,7 +86,7 @@ def test_a_line_that_is_written_in_part_refuses_the_allocation(tmp_path: Path, m
 def test_the_age_of_damage_that_cannot_be_noted_refuses(tmp_path: Path) -> None:
     gate, path = Gate(tmp_path), tmp_path / f"{SLOT}.json"
     path.write_bytes(b"torn")
-    path.with_name(f"{path.name}{unsettled.SUFFIX}").mkdir()
+    path.with_name(f"{path.name}{gatefiles.SUFFIX}").mkdir()
     with pytest.raises(GateFailedError, match="EISDIR"), gate.change("x", lambda: (SLOT,)):
         pass
 

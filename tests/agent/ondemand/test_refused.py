@@ -14,8 +14,8 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from gpuvirt.agent.change.allocationgate import AllocationGate
+from gpuvirt.agent.change.gate.drainrequest import NoGate
 from gpuvirt.agent.change.gate.gate import Gate, GateFailedError, UnitBusyError
-from gpuvirt.agent.change.gate.membership import NoGate
 from gpuvirt.agent.change.steps.changes import Change, Changes, StalePlanError
 from gpuvirt.agent.change.steps.leasing import RefusedError
 from gpuvirt.agent.known.requests import AllocationRefusedError

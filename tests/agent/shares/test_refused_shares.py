@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from gpuvirt.agent.cluster.keeping import KeeperDependencies
-from gpuvirt.agent.cluster.podevents import AGAIN_S, RETRY_S, PodEvents
+from gpuvirt.agent.cluster.podshares import AGAIN_S, RETRY_S, PodEvents
 from gpuvirt.agent.shares.nodeshares import NodePods, Refusal, RefusedCall, RefusedPod, ShareRefusals
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.kube.access.credentials import Credentials

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpuvirt.agent.change import byhand
+from gpuvirt.agent.change import unitchange
 from gpuvirt.agent.change.observation import observe
 from gpuvirt.facts.ids import VgpuId
 from gpuvirt.facts.pci import Unread
@@ -28,7 +28,9 @@ class OneVgpu:
         self.first = observe(self.host.change_host, self.host.given, None).inventory
 
     def remove(self, report: ReportStep = say_nothing) -> list[ReasonCode]:
-        return codes(byhand.remove(self.host.change_host, T4, VgpuId(self.id), self.host.given, report, self.first))
+        return codes(
+            unitchange.remove_vgpu(self.host.change_host, T4, VgpuId(self.id), self.host.given, report, self.first)
+        )
 
 
 def test_a_vgpu_that_a_vm_opens_after_the_plan_is_not_removed_by_hand(tmp_path: Path) -> None:
@@ -59,7 +61,7 @@ def test_a_vgpu_of_a_full_gpu_is_removed_by_hand(tmp_path: Path) -> None:
     live = min(first.vgpus)
     assert isinstance(first.vgpus[live].live.type, Unread)
     assert str(observe(unit.change_host, NOBODY, None).inventory.vgpus[live].live.type).endswith("L40S-24Q")
-    assert byhand.remove(unit.change_host, L40S, live, NOBODY, say_nothing, first) == ()
+    assert unitchange.remove_vgpu(unit.change_host, L40S, live, NOBODY, say_nothing, first) == ()
     assert unit.types == ["L40S-24Q"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.agent.change import byhand, unitchange
+from gpuvirt.agent.change import unitchange
 from gpuvirt.agent.change.gate.gate import UnitBusyError, gate_at
 from gpuvirt.agent.change.observation import observe
 from gpuvirt.agent.store import hostfiles
@@ -297,7 +297,7 @@ def test_a_single_vgpu_is_removed_by_hand(tmp_path: Path) -> None:
     before = observe(host.change_host, host.given, None).inventory
 
     def remove(vgpu: VgpuId) -> list[ReasonCode]:
-        return codes(byhand.remove(host.change_host, T4, vgpu, host.given, lambda _: None, before))
+        return codes(unitchange.remove_vgpu(host.change_host, T4, vgpu, host.given, lambda _: None, before))
 
     assert remove(first) == []
     assert remove(second) == [ReasonCode.VGPU_IN_USE]

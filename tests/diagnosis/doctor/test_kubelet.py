@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.agent.change.gate.gate import gate_at
-from gpuvirt.agent.change.gate.gates import plugin_gates
-from gpuvirt.agent.change.gate.membership import Membership
+from gpuvirt.agent.change.gate.drainrequest import Membership
+from gpuvirt.agent.change.gate.gate import gate_at, plugin_gates
 from gpuvirt.cli.evidence import gather
 from gpuvirt.diagnosis import diagnosis
 from gpuvirt.diagnosis.evidence import Evidence

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.gate.drainrequest import NoGate
 from gpuvirt.agent.change.gate.gate import Gate
 from gpuvirt.agent.change.gate.gatelock import UnitBusyError, why_not_passed
-from gpuvirt.agent.change.gate.membership import NoGate
 from gpuvirt.agent.change.steps.changes import Changes
 from gpuvirt.agent.change.steps.leasing import RefusedError
 from gpuvirt.facts.ids import DeviceId

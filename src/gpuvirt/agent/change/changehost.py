@@ -1,4 +1,4 @@
-"""The host on which GPUs are changed, and the entry to the one change of an isolation unit at a time."""
+"""The host on which GPUs are changed, the inputs of a change, and the entry to the one change of a unit at a time."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -8,10 +8,9 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.agent.change.gate.gate import Pass, gate_at
+from gpuvirt.agent.change.gate.gate import Gates, Pass, gate_at
+from gpuvirt.agent.change.gate.gatefiles import Read, no_readings
 from gpuvirt.agent.change.gate.gatelock import Anchor
-from gpuvirt.agent.change.gate.gates import Gates
-from gpuvirt.agent.change.gate.unsettled import Read
 from gpuvirt.agent.store import hostfiles
 from gpuvirt.agent.store.persisted import Persisted
 from gpuvirt.facts.ids import BootId, PciAddress
@@ -19,11 +18,41 @@ from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.access.tools import HostTools, Tools
 from gpuvirt.hardware.access.writerkernel import writing
 from gpuvirt.hardware.scan import scan_functions
+from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.allocation.tenancy import Tenancies
+from gpuvirt.model.change.state import Account
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import Slots, UnitId, slots_of, units_of
+from gpuvirt.model.inventory.naming import NO_NAMES, TypeNames
 from gpuvirt.paths import HostRoots, KubeletPaths
+
+
+class Inputs(msgspec.Struct, frozen=True):
+    """The inputs of changes besides the host's state."""
+
+    account: Callable[[Inventory], Account]
+    """Returns the allocations of the devices in an inventory; a change calls it under the unit's lock."""
+    type_names: TypeNames = NO_NAMES
+    """The names of vGPU types. A host shows only names of types that it could create now."""
+    allowed: frozenset[PciAddress] = frozenset()
+    """Functions of other slots whose driver the admin permits to change with a GPU of their IOMMU group."""
+    forced: bool = False
+    """Whether a GPU may be taken from processes of the host that use it natively."""
+    require_reset: bool = True
+    """Whether a GPU that a VM had returns to the host only if the kernel can reset it."""
+    grace_without_driver: bool = False
+    """Whether a Grace GPU may be bound to vfio-pci where the host lacks the driver for its memory."""
+    driver_may_come: bool = False
+    """Whether a driver container may still load NVIDIA's driver."""
+
+    readings: Read = no_readings
+    """Returns the latest readings of the kubelet's two accounts; a change calls it under the unit's lock."""
+
+    def newest(self, inventory: Inventory) -> PodAllocations:
+        """Return the present allocations to pods; any thread calls it."""
+        return self.account(inventory).allocations
+
 
 ReportStep = Callable[[Step | RollBack], None]
 Children = Callable[[Sequence[int]], AbstractContextManager[tuple[Kernel, Tools]]]

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.agent.change.changehost import ChangeHost
-from gpuvirt.agent.change.inputs import Inputs
+from gpuvirt.agent.change.changehost import ChangeHost, Inputs
 from gpuvirt.agent.change.typenames import learn_names
 from gpuvirt.agent.store import hostfiles
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType

@@ -1,21 +1,22 @@
 """Changes one isolation unit: observes it, plans, takes the steps of a phase, and starts over until it is done.
 
 A failed phase is rolled back, as far as this change has touched it: a GPU gets the same vGPUs, with the same ids, in
-the same mode. The unit's gates let one change at a time run.
+the same mode. The unit's gates let one change at a time run. A
+direct command removes one vGPU or sets the vGPU scheduler in the same way.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.agent.change import driverphase
-from gpuvirt.agent.change.changehost import ChangeHost, changing
+from gpuvirt.agent.change.changehost import ChangeHost, Inputs, ReportStep, changing
 from gpuvirt.agent.change.gate.gate import UnitBusyError
-from gpuvirt.agent.change.inputs import Inputs
 from gpuvirt.agent.change.observation import NOTHING, HostObservation, Learned, observe_unit
 from gpuvirt.agent.change.steps import proving
+from gpuvirt.agent.change.steps.changes import by_hand
 from gpuvirt.agent.change.steps.leasing import RefusedError
 from gpuvirt.agent.change.steps.vgpusteps import (
     MOST_ROUNDS,
@@ -27,9 +28,9 @@ from gpuvirt.agent.change.steps.vgpusteps import (
     take_all,
     verify_vfs_removable,
 )
-from gpuvirt.facts.ids import PciAddress, slot_of
+from gpuvirt.facts.ids import PciAddress, VgpuId, slot_of
 from gpuvirt.facts.pci import NVIDIA
-from gpuvirt.facts.vgpu import Framework
+from gpuvirt.facts.vgpu import Framework, Scheduler
 from gpuvirt.hardware.access.tools import Program, ToolError, ToolMissingError
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredUnit, DesiredVgpus, desired_drivers
@@ -40,7 +41,7 @@ from gpuvirt.model.change.plan import (
     Plan,
     VgpuPlan,
 )
-from gpuvirt.model.change.planner import plan_unit
+from gpuvirt.model.change.planner import plan_removal, plan_scheduler, plan_unit
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.steps import (
     CreateVgpu,
@@ -353,3 +354,52 @@ class UnitChange(msgspec.Struct):
 
 def _subject(phase: Phase) -> PciAddress | UnitId:
     return phase.unit if isinstance(phase, DriverPlan) else phase.gpu
+
+
+def remove_vgpu(
+    change_host: ChangeHost, gpu: PciAddress, vgpu: VgpuId, inputs: Inputs, report: ReportStep, first: Inventory
+) -> tuple[Reason, ...]:
+    """Remove one vGPU, or return why it stays; `first` is an earlier inventory of the host. Raises UnitBusyError."""
+    return _changed(change_host, gpu, inputs, report, first, lambda seen: plan_vgpu_removal(seen, gpu, vgpu))
+
+
+def set_scheduler(
+    change_host: ChangeHost, gpu: PciAddress, scheduler: Scheduler, inputs: Inputs, report: ReportStep, first: Inventory
+) -> tuple[Reason, ...]:
+    """Set a GPU's vGPU scheduler, which lasts until its driver is loaded again; return why not, or why not yet."""
+    return _changed(change_host, gpu, inputs, report, first, lambda seen: plan_scheduling(seen, gpu, scheduler))
+
+
+def plan_vgpu_removal(seen: HostObservation, gpu: PciAddress, vgpu: VgpuId) -> VgpuPlan:
+    """Return the plan that removes one vGPU."""
+    return plan_removal(seen.vgpu_state({gpu: DesiredVgpus()}), gpu, vgpu)
+
+
+def plan_scheduling(seen: HostObservation, gpu: PciAddress, scheduler: Scheduler) -> VgpuPlan:
+    """Return the plan that sets the scheduler of a GPU."""
+    return plan_scheduler(seen.vgpu_state({gpu: DesiredVgpus(scheduler=scheduler)}), gpu, scheduler)
+
+
+def _changed(
+    change_host: ChangeHost,
+    gpu: PciAddress,
+    inputs: Inputs,
+    report: ReportStep,
+    first: Inventory,
+    plan: Callable[[HostObservation], VgpuPlan],
+) -> tuple[Reason, ...]:
+    unit = first.gpus[gpu].unit
+    change = by_hand(unit, inputs.newest)
+    with changing(change_host, unit, first, inputs.readings) as (by_children, passed), change.under_way(passed):
+        seen = observe_unit(by_children, inputs, unit, first, [gpu])
+        if gpu not in seen.inventory.gpus:
+            return (shortfalls.gone(gpu),)
+        found, run = plan(seen), Run(report, change)
+        run.change.plan_from(seen.inventory, seen.account.allocations.unmapped)
+        try:
+            take_all(by_children, seen.inventory, seen.gpu_state(gpu), found, run)
+        except VgpusInUseError as error:
+            found = plan(replace(seen, learned={gpu: Learned(in_use=error.users)}))
+        except RefusedError as error:
+            return (error.reason,)
+        return (*found.refusals, *found.pending)

@@ -8,14 +8,12 @@ from typing import TypeVar
 
 import msgspec
 
-from gpuvirt.agent.cluster import noderequests
+from gpuvirt.agent.cluster import nodelabels
 from gpuvirt.agent.cluster.gpunode import GpuNodeKeeper, SpecListener, observe_gpu_node, observe_no_spec
 from gpuvirt.agent.cluster.keeping import SPREAD_S, KeeperDependencies, ObservedObject, ReportOutcome
 from gpuvirt.agent.cluster.nodeagent import NodeAgent
-from gpuvirt.agent.cluster.nodelabels import LabelClaim, NodeLabels, shared_claim
-from gpuvirt.agent.cluster.noderequests import OF_VGPUS, OF_WORKLOAD, state_claim
-from gpuvirt.agent.cluster.podevents import PodEvents
-from gpuvirt.agent.cluster.podshares import PodShareKeeper, RequestingPod, node_pods
+from gpuvirt.agent.cluster.nodelabels import OF_VGPUS, OF_WORKLOAD, LabelClaim, NodeLabels, shared_claim, state_claim
+from gpuvirt.agent.cluster.podshares import PodEvents, PodShareKeeper, RequestingPod, node_pods
 from gpuvirt.agent.cluster.vgputypes import VgpuTypes
 from gpuvirt.agent.known.kubeletrecord import PodInquiry
 from gpuvirt.agent.shares.nodeshares import NodeShares
@@ -271,7 +269,7 @@ class _Run:
 
     def _keep_node(self, claims: Sequence[LabelClaim]) -> None:
         node_labels, key, agent = NodeLabels(self._dependencies), self._dependencies.key, self._agent
-        take_request = noderequests.observe_node(self._agent.observations.take_request, key)
+        take_request = nodelabels.observe_node(self._agent.observations.take_request, key)
         counts = None
         if agent.node_counts is not None:
             counts = NodeCountsKeeper(self._dependencies, agent.node_counts, agent.observations.observe_node_counts)
@@ -376,7 +374,7 @@ class _Run:
 
     def _follow_configs(self, name: ConfigMapName) -> None:
         namespace = self._side.credentials.namespace
-        observe = noderequests.observe_config_map(self._agent.observations.take_request, ObjectKey(namespace, name))
+        observe = nodelabels.observe_config_map(self._agent.observations.take_request, ObjectKey(namespace, name))
         report = self._reporter("config map", f"to read the ConfigMap {namespace}/{name}")
         self._follow("config map", Collection(config_maps(namespace), ConfigMap, name), observe, report)
 

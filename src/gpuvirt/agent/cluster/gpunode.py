@@ -6,7 +6,7 @@ from datetime import datetime
 import msgspec
 
 from gpuvirt.agent.cluster.keeping import KeeperDependencies, ObservedObject, ReportOutcome
-from gpuvirt.agent.cluster.noderequests import TakeRequest
+from gpuvirt.agent.cluster.nodelabels import TakeRequest
 from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.sysfs import device_path

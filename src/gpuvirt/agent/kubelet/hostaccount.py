@@ -1,19 +1,72 @@
-"""Reads once, for a command, the devices of pods from the kubelet's checkpoint and its pod-resources API.
+"""Reads once, for a command, the devices of pods from the kubelet, and the present lists of the host's device plugins.
 
 A host has no kubelet where that is proved (`nokubelet`). Of a kubelet that does not run, its record is read. Of a
 kubelet that runs, the record and the API must be read. A missing checkpoint is unknown, unless an agent has found in
 this boot that no pod had a device before the kubelet writes it (`recordhistory`). In all other cases the allocations
 are unknown.
+
+A command reads the plugins' lists beside a device plugin of gpuvirt that it can't ask to drain devices.
 """
 
+import errno
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
+import grpc
+
 from gpuvirt.agent.known.nokubelet import Kubelets, running_text
+from gpuvirt.agent.kubelet import podresources, sockets, wire
 from gpuvirt.agent.kubelet.checkpoint import exists, with_answers, without_gone
 from gpuvirt.agent.kubelet.podresources import PodResourcesUnknownError, ask_consumers
 from gpuvirt.agent.kubelet.recordedallocations import CheckpointContent, RecordedAllocations
-from gpuvirt.errors import GpuvirtError
+from gpuvirt.errors import DamagedError, GpuvirtError
+from gpuvirt.facts.ids import DeviceId
 from gpuvirt.model.allocation.allocations import Consumers
+
+METHOD = "/v1beta1.DevicePlugin/ListAndWatch"
+TIMEOUT_S = 5.0
+NAMES = ("kubevirt-*.sock", "gpuvirt-*.sock")
+"""The names of the sockets of gpuvirt's plugins, the first of which NVIDIA's plugin has, too."""
+
+
+class ListUnknownError(GpuvirtError):
+    """A listening plugin does not answer with its list."""
+
+
+def read_lists(folder: Path) -> Mapping[Path, frozenset[DeviceId]]:
+    """Return the healthy devices by socket; raise ListUnknownError. A socket without a listener lists nothing."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if any(map(path.match, NAMES)))
+    except OSError as error:
+        raise ListUnknownError(f"{folder}: {error}") from error
+    return {path: _read_list(path) for path in paths if _has_listener(path)}
+
+
+def _has_listener(path: Path) -> bool:
+    """Return whether a process listens; raise ListUnknownError where that is unknown: a path may be too long."""
+    failure = sockets.connected(path)
+    if failure in {errno.ECONNREFUSED, errno.ENOENT}:
+        return False
+    if failure is not None:
+        raise ListUnknownError(f"{path}: {os.strerror(failure)}")
+    return True
+
+
+def _read_list(path: Path) -> frozenset[DeviceId]:
+    with grpc.insecure_channel(f"unix:{path}", options=podresources.OPTIONS) as channel:
+        call: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(METHOD)
+        answers = call(b"", timeout=TIMEOUT_S)
+        try:
+            return wire.healthy_ids(next(iter(answers)))
+        except StopIteration as error:
+            raise ListUnknownError(f"{path}: the plugin has ended its list at once") from error
+        except grpc.RpcError as error:
+            raise ListUnknownError(f"{path}: {answers.code().name}: {answers.details()}") from error
+        except DamagedError as error:
+            raise ListUnknownError(f"{path}: {error}") from error
+        finally:
+            answers.cancel()
 
 
 class AccountUnknownError(GpuvirtError):

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from gpuvirt import documents
 from gpuvirt.agent.change.gate.agentlock import no_plugin
-from gpuvirt.agent.change.gate.gate import gate_at
+from gpuvirt.agent.change.gate.drainrequest import has_member
+from gpuvirt.agent.change.gate.gate import gate_at, plugin_gates
 from gpuvirt.agent.change.gate.gatelock import GateFailedError
-from gpuvirt.agent.change.gate.gates import plugin_gates
-from gpuvirt.agent.change.gate.membership import has_member
 from gpuvirt.agent.kubelet import checkpoint, sockets
 from gpuvirt.agent.kubelet.podresources import PodResourcesUnknownError, ask_allocatable
 from gpuvirt.errors import ConfigError, DamagedError

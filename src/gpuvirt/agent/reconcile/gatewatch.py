@@ -5,9 +5,9 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 from gpuvirt.agent.change.changehost import ChangeHost
+from gpuvirt.agent.change.gate.drainrequest import Membership
 from gpuvirt.agent.change.gate.gatelock import GateFailedError
 from gpuvirt.agent.change.gate.gaterecord import ALLOCATABLE, GateRecord, GateState
-from gpuvirt.agent.change.gate.membership import Membership
 from gpuvirt.agent.known.state import NodeState
 from gpuvirt.agent.reconcile.reports import Reports
 from gpuvirt.agent.store import hostfiles

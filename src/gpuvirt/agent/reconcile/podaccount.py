@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.changehost import Inputs
 from gpuvirt.agent.change.gate.gaterecord import APART_S, AccountReading, with_reading
-from gpuvirt.agent.change.inputs import Inputs
 from gpuvirt.agent.change.steps.changes import pods_by_gpu
 from gpuvirt.agent.known.state import NodeState
 from gpuvirt.facts.ids import PciAddress, VgpuId

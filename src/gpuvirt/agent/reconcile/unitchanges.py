@@ -12,9 +12,9 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.agent.change.changehost import ChangeHost
+from gpuvirt.agent.change.gate.gate import Gates
 from gpuvirt.agent.change.gate.gatelock import UnitBusyError, why_not_passed
 from gpuvirt.agent.change.gate.gaterecord import GateRecord, GateState
-from gpuvirt.agent.change.gate.gates import Gates
 from gpuvirt.agent.change.observation import observe
 from gpuvirt.agent.change.steps.changes import Change
 from gpuvirt.agent.change.steps.vgpusteps import Run

@@ -11,16 +11,15 @@ import msgspec
 import typer
 
 from gpuvirt.agent import published
-from gpuvirt.agent.change.changehost import ChangeHost, ReportStep, change_host_of
+from gpuvirt.agent.change.changehost import ChangeHost, Inputs, ReportStep, change_host_of
 from gpuvirt.agent.change.gate.drainrequest import Agents, DrainRequest, beside_agents, desires_of
 from gpuvirt.agent.change.gate.gatelock import UnitBusyError, UnitUnsettledError, why_not_passed
 from gpuvirt.agent.change.gate.gaterecord import APART_S
-from gpuvirt.agent.change.inputs import Inputs
 from gpuvirt.agent.change.steps.changes import by_hand
 from gpuvirt.agent.change.steps.vgpusteps import Run
 from gpuvirt.agent.change.unitchange import apply
 from gpuvirt.agent.known import snapshot
-from gpuvirt.agent.kubelet.livelists import ListUnknownError, read_lists
+from gpuvirt.agent.kubelet.hostaccount import ListUnknownError, read_lists
 from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.cli.parameters import options
 from gpuvirt.clock import RealClock

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from gpuvirt.agent.change import byhand
+from gpuvirt.agent.change import unitchange
 from gpuvirt.agent.change.gate.gate import UnitBusyError, gate_at
 from gpuvirt.agent.change.observation import HostObservation, observe
 from gpuvirt.agent.store.files import replace_file
@@ -176,12 +176,12 @@ def set_scheduler(here: Host, roots: HostRoots, address: str, order: SchedulerOr
 def _set_scheduler(
     here: Host, roots: HostRoots, seen: HostObservation, gpu: PciAddress, order: SchedulerOrder
 ) -> SchedulerResult:
-    plan = byhand.scheduling(seen, gpu, order.scheduler)
+    plan = unitchange.plan_scheduling(seen, gpu, order.scheduler)
     steps, reasons = tuple(step.text for step in plan.steps), (*plan.refusals, *plan.pending)
     if plan.steps and not order.dry_run:
         found = in_worker(
             gpu,
-            lambda: byhand.set_scheduler(
+            lambda: unitchange.set_scheduler(
                 here.change_host, gpu, order.scheduler, here.inputs, lambda _: None, seen.inventory
             ),
             steps,

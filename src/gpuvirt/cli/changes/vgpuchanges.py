@@ -8,7 +8,7 @@ import msgspec
 import typer
 from msgspec.structs import replace
 
-from gpuvirt.agent.change import byhand
+from gpuvirt.agent.change import unitchange
 from gpuvirt.agent.change.observation import HostObservation, observe
 from gpuvirt.cli.changes import commandhost
 from gpuvirt.cli.changes.commandhost import Host, beside, changed_in_worker, in_worker, step_reporter
@@ -94,7 +94,7 @@ def removed(
     if (managed := _managed(here, gpu)) is not None:
         return managed
     if dry_run:
-        plan = byhand.removal(seen, gpu, vgpu)
+        plan = unitchange.plan_vgpu_removal(seen, gpu, vgpu)
         return VgpuResult(gpu, tuple(step.text for step in plan.steps), (*plan.refusals, *plan.pending), None)
     report, taken = step_reporter(quiet=quiet)
     unit, desired = seen.inventory.gpus[gpu].unit, {gpu: DesiredGpu(vgpus=DesiredVgpus())}
@@ -103,7 +103,7 @@ def removed(
         with beside(here.command_host, unit, desired, seen.inventory, f"remove the vGPU {vgpu}") as refusal:
             if refusal is not None:
                 return (refusal,)
-            return byhand.remove(here.change_host, gpu, vgpu, here.inputs, report, seen.inventory)
+            return unitchange.remove_vgpu(here.change_host, gpu, vgpu, here.inputs, report, seen.inventory)
 
     found = in_worker(gpu, job, taken)
     return VgpuResult(gpu, tuple(taken), (found,) if isinstance(found, Reason) else found, None)

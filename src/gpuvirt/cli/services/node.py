@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gpuvirt import documents
 from gpuvirt.agent import published
 from gpuvirt.agent.change.changehost import change_host_of
-from gpuvirt.agent.change.gate.gates import plugin_gates
+from gpuvirt.agent.change.gate.gate import plugin_gates
 from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.agent.options import NodeOptions
 from gpuvirt.agent.process import run_until_stopped
