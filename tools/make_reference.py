@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpuvirt.model.offers.health import DEBOUNCE, Debounce
+from gpuvirt.model.offers.offers import DEBOUNCE, Debounce
 from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt.model.reasons.codes import Code, Topic
 

@@ -19,7 +19,7 @@ from gpuvirt.kube.kinds.workloads import ConfigMap
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import Observed
-from gpuvirt.model.devices.selectors import ResourceKind
+from gpuvirt.model.devices.candidates import ResourceKind
 from gpuvirt.model.reasons import ReasonCode
 from tests.controller.kubevirt.kubevirts import T4_8Q, Fields, kubevirt
 from tests.controller.observedcluster import SETTINGS, ObservedCluster, node, policy

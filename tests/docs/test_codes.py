@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.model.offers.health import DEBOUNCE
+from gpuvirt.model.offers.offers import DEBOUNCE
 from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt.model.reasons.codes import Code, Topic
 

@@ -22,8 +22,8 @@ from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.node import recentvgpus
-from gpuvirt.model.offers.ondemand import capacity, offer, ondemandstarts
-from gpuvirt.model.offers.ondemand.capacity import Carried
+from gpuvirt.model.offers.ondemand import offer, ondemandstarts
+from gpuvirt.model.offers.ondemand.offer import Carried
 from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
 from tests.explore.guard import DRAINS, GOES_ON, NEWEST, UNSETTLED, Guard, always, never, nothing, without_lease
 
@@ -54,7 +54,7 @@ def _without_gate(*_: object) -> Iterator[int]:
     yield 0
 
 
-_carried_by = capacity.carried_by
+_carried_by = offer.carried_by
 
 
 def _without_removals(gpu_state: GpuState, intended: Iterable[VgpuType] = ()) -> Carried | Unread:
@@ -127,7 +127,7 @@ ON_DEMAND_GUARDS: Mapping[str, Guard] = {
         "carried_by",
         _without_removals,
         ("on-demand-two-types",),
-        beside=(Guard(capacity, "_creatable", _by_the_catalog, ()), _LISTED_ROOM),
+        beside=(Guard(offer, "_creatable", _by_the_catalog, ()), _LISTED_ROOM),
     ),
     "gate: no creation where a change may touch the GPU": Guard(
         Changes,

@@ -24,8 +24,7 @@ from gpuvirt.model.workers.hypervisor import (
     VmsUnknown,
     WorkerVm,
 )
-from gpuvirt.model.workers.nodevms import NodeVm, ObservedVm, VmStep
-from gpuvirt.model.workers.observed import LastCall, WorkerNode
+from gpuvirt.model.workers.observed import LastCall, NodeVm, ObservedVm, VmStep, WorkerNode
 from gpuvirt.model.workers.spec import Drain, Phase, PhaseName, PhaseOverride, Schedule
 from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus, Worker, WorkerStep
 from gpuvirt_schedules.controller.commandreading import read_schedule, read_schedules

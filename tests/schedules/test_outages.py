@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import ReasonCode
-from gpuvirt.model.workers.nodevms import VmStep
+from gpuvirt.model.workers.observed import VmStep
 from gpuvirt.model.workers.spec import Drain, Leave, OnTimeout
 from gpuvirt.model.workers.status import Outcome, SwitchCause, WorkerStep
 from gpuvirt_schedules.decide.times import timeline_of

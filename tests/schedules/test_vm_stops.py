@@ -10,8 +10,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.reasons import schedules as schedulereasons
 from gpuvirt.model.workers.hypervisor import Accepted, Action, Answer, OutcomeUnknown, Refused, VmKey
-from gpuvirt.model.workers.nodevms import BlockedGpu, NodeVm, ObservedVm, ObservedVms, VmStep
-from gpuvirt.model.workers.observed import LastCall
+from gpuvirt.model.workers.observed import BlockedGpu, LastCall, NodeVm, ObservedVm, ObservedVms, VmStep
 from gpuvirt.model.workers.spec import Drain, OnTimeout, Phase, PhaseName, Schedule, VmPolicy
 from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus
 from gpuvirt_schedules.decide.vmstops import BUDGET_SETTLES_S, DEADLINE_S, LATE_S, NextVms, next_vms, round_s

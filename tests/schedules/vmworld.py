@@ -15,7 +15,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.reasons import schedules as vmreasons
 from gpuvirt.model.workers.hypervisor import Accepted, Action, Answer, OutcomeUnknown, Refused, VmKey
-from gpuvirt.model.workers.nodevms import BlockedGpu, ChangeVm, NodeVm, ObservedVm, ObservedVms, VmStep
+from gpuvirt.model.workers.observed import BlockedGpu, ChangeVm, NodeVm, ObservedVm, ObservedVms, VmStep
 from gpuvirt.model.workers.spec import OnTimeout, Phase, PhaseName, Schedule, VmPolicy
 from gpuvirt.model.workers.status import ConfiguredNode
 from gpuvirt_schedules.controller.rounds import ClusterReading, StoredSchedule

@@ -16,8 +16,7 @@ from gpuvirt.kube.failures import ApiRefusedError, BrokenError, ConflictError, N
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.workers.connection import DEAD_AFTER_S
 from gpuvirt.model.workers.hypervisor import Action, Answer, Call, Hypervisor, Power, VmKey
-from gpuvirt.model.workers.nodevms import ChangeVm, NodeVm, ObservedVms
-from gpuvirt.model.workers.observed import NodePod
+from gpuvirt.model.workers.observed import ChangeVm, NodePod, NodeVm, ObservedVms
 from gpuvirt.model.workers.spec import Drain, Leave, OnTimeout, Phase, PhaseName, PhaseOverride, Schedule
 from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus
 from gpuvirt_schedules.controller.rounds import ClusterReading, Rounds, StoredSchedule

@@ -12,7 +12,7 @@ from gpuvirt.kube.kinds.core import ConfigMap
 from gpuvirt.kube.resources import Collection, config_maps
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigSet, read_config_set
 from gpuvirt.model.desired.observed import ConfigText
-from gpuvirt.model.desired.vgpudefaults import builtin_configs
+from gpuvirt.model.desired.vgpuconfig import builtin_configs
 from gpuvirt.model.inventory.nearness import correction
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.nodeproblems import config_invalid

@@ -24,7 +24,7 @@ from gpuvirt.model.change.vgpus.gpustate import NAMESPACE, GpuState, Holding, gp
 from gpuvirt.model.change.vgpus.vgpuplanning import plan_gpu
 from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode, Modes
 from gpuvirt.model.inventory.inventory import Inventory, Mode, build_inventory
-from gpuvirt.model.offers.ondemand.capacity import Carried, carried_by, room
+from gpuvirt.model.offers.ondemand.offer import Carried, carried_by, room
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons.refusals import BEING_ADMITTED
 from gpuvirt.model.vgputypes import catalog

@@ -12,7 +12,7 @@ from gpuvirt.kube.resources import Collection, Resource
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.away import AwayWorker, ScheduleSeen, away_workers, stopped_vm
 from gpuvirt.model.workers.hypervisor import VmKey
-from gpuvirt.model.workers.nodevms import NodeVm, VmStep
+from gpuvirt.model.workers.observed import NodeVm, VmStep
 from gpuvirt.model.workers.spec import PhaseName
 from gpuvirt.model.workers.status import Worker
 

@@ -9,8 +9,7 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.kube.kinds.gpunode import GpuNode
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.model.devices.candidates import Candidate, Target
-from gpuvirt.model.devices.selectors import ResourceKind, Selectors, normal, selectors_of
+from gpuvirt.model.devices.candidates import Candidate, ResourceKind, Selectors, Target, normal, selectors_of
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.inventory.naming import Named
 from gpuvirt_sim.builder import build_host

@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuvirt.facts.ids import DeviceId, ResourceName
-from gpuvirt.model.offers.health import DEBOUNCE, HealthVerdict, judge
+from gpuvirt.model.offers.offers import DEBOUNCE, HealthVerdict, judge
 from gpuvirt.model.reasons import Reason, ReasonCode
 
 KEY = (ResourceName("nvidia.com/GA102GL_A10"), DeviceId("0000:65:00.0"))

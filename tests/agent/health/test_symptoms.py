@@ -8,7 +8,7 @@ from gpuvirt.model.allocation.allocateddevices import find_allocated
 from gpuvirt.model.allocation.tenancy import FormerTenants
 from gpuvirt.model.devices.candidates import Candidate, Target
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.offers.health import symptoms
+from gpuvirt.model.offers.offers import symptoms
 from gpuvirt.model.reasons import ReasonCode
 from tests.agent.life.life import A10
 from tests.agent.node.pictures import A10_NAME, decided_at, observed

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from gpuvirt.facts.ids import IommuGroup, ResourceName
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.hardware.scan import scan, with_users
-from gpuvirt.model.allocation.knowndevices import known_devices
+from gpuvirt.model.allocation.allocateddevices import known_devices
 from gpuvirt.model.allocation.ledger import Consumer, KubeletAccount, Ledger
 from gpuvirt.model.allocation.nodeledger import node_ledger
 from gpuvirt.model.desired.gpumodes import DesiredMode

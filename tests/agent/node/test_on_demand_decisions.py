@@ -36,8 +36,7 @@ from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.node.decisions import NodeDecisions, decide
 from gpuvirt.model.node.parts import Parts
 from gpuvirt.model.node.picture import NodePicture
-from gpuvirt.model.offers.ondemand.choice import VgpuPlace, choose
-from gpuvirt.model.offers.ondemand.offer import PodEnds
+from gpuvirt.model.offers.ondemand.offer import PodEnds, VgpuPlace, choose
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import BEGINNING

@@ -12,10 +12,8 @@ from gpuvirt.facts.vgpu import LiveVgpu, Scheduler, SchedulerPolicy
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.node.decisions import NodeDecisions
-from gpuvirt.model.offers.health import Health
-from gpuvirt.model.offers.offers import OfferedDevice
-from gpuvirt.model.offers.ondemand.capacity import Carried
-from gpuvirt.model.offers.ondemand.offer import OnDemandGpu, OnDemandOffer
+from gpuvirt.model.offers.offers import Health, OfferedDevice
+from gpuvirt.model.offers.ondemand.offer import Carried, OnDemandGpu, OnDemandOffer
 from gpuvirt.model.offers.sharing import SharedOffer
 from gpuvirt.model.offers.viewmaking import Drawn, ViewInputs, make_view
 from gpuvirt.model.reasons import Reason, ReasonCode

@@ -23,8 +23,7 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Settings
 from gpuvirt.model.desired.vgpuconfig import Sizes
 from gpuvirt.model.inventory.inventory import build_inventory
-from gpuvirt.model.offers.ondemand.capacity import Carried, carried_by, room
-from gpuvirt.model.offers.ondemand.choice import parent_of
+from gpuvirt.model.offers.ondemand.offer import Carried, carried_by, parent_of, room
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.devices.vgpu import SimVgpuHost
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec

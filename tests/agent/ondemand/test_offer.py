@@ -23,8 +23,15 @@ from gpuvirt.model.desired.vgpuconfig import Sizes
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.naming import Naming
-from gpuvirt.model.offers.ondemand.capacity import Carried, carried_by, room
-from gpuvirt.model.offers.ondemand.offer import OnDemandInputs, OnDemandOffer, gpus_on_demand, offer_on_demand
+from gpuvirt.model.offers.ondemand.offer import (
+    Carried,
+    OnDemandInputs,
+    OnDemandOffer,
+    carried_by,
+    gpus_on_demand,
+    offer_on_demand,
+    room,
+)
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 from tests.agent.node.simnode import IDS

@@ -9,8 +9,7 @@ import yaml
 from gpuvirt.facts.ids import PciAddress, PciId, parse_pci_id
 from gpuvirt.model.desired import configchoice, vgpuconfig
 from gpuvirt.model.desired.configchoice import ConfigGpu
-from gpuvirt.model.desired.vgpuconfig import ConfigEntry
-from gpuvirt.model.desired.vgpudefaults import builtin_configs
+from gpuvirt.model.desired.vgpuconfig import ConfigEntry, builtin_configs
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.profiles import parse_profile

@@ -13,7 +13,7 @@ from gpuvirt.kube.jsonpatch import Operation
 from gpuvirt.kube.kinds.core import OwnedMetadata
 from gpuvirt.kube.kinds.kubevirt import HyperConverged, KubeVirt
 from gpuvirt.model.desired.observed import Observed
-from gpuvirt.model.devices.selectors import ResourceKind, Selectors
+from gpuvirt.model.devices.candidates import ResourceKind, Selectors
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.plain import Plain
 from tests.webhook.jsonpatches import patched

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpuvirt.controller.kubevirt.changes import ANNOTATION
 from gpuvirt.controller.kubevirt.offered import Names
 from gpuvirt.controller.kubevirt.planning import Manner
-from gpuvirt.model.devices.selectors import ResourceKind, Selectors
+from gpuvirt.model.devices.candidates import ResourceKind, Selectors
 from gpuvirt.plain import Plain
 from tests.controller.kubevirt.kubevirts import T4_8Q, Cluster, Fields, at, hyper_converged, kubevirt
 

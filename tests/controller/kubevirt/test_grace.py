@@ -3,7 +3,7 @@
 import pytest
 
 from gpuvirt.controller.kubevirt.offered import Names
-from gpuvirt.model.devices.selectors import ResourceKind, Selectors
+from gpuvirt.model.devices.candidates import ResourceKind, Selectors
 from gpuvirt.model.kubevirt.kubevirt import GRACE_GATES
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.plain import Plain

@@ -19,7 +19,7 @@ from gpuvirt.kube.kinds.kubevirt import (
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import Observed
-from gpuvirt.model.devices.selectors import ResourceKind, Selectors
+from gpuvirt.model.devices.candidates import ResourceKind, Selectors
 from gpuvirt.model.kubevirt.kubevirt import version_of
 
 AB = (("a", 1), ("b", 0))

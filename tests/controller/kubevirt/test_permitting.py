@@ -5,7 +5,7 @@ import pytest
 from gpuvirt.controller.kubevirt.changes import ANNOTATION
 from gpuvirt.controller.kubevirt.offered import Names
 from gpuvirt.controller.kubevirt.planning import Manner
-from gpuvirt.model.devices.selectors import ResourceKind, Selectors
+from gpuvirt.model.devices.candidates import ResourceKind, Selectors
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.plain import Plain
 from tests.controller.kubevirt.kubevirts import (

@@ -14,7 +14,7 @@ from gpuvirt.kube.kinds.vgpuschedule import CONFIGS_KNOWN, VgpuSchedule
 from gpuvirt.model.reasons import Reason, ReasonCode, joined
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import VmKey
-from gpuvirt.model.workers.nodevms import NodeVm
+from gpuvirt.model.workers.observed import NodeVm
 from gpuvirt.model.workers.spec import Drain, Leave, Phase, PhaseName, PhaseOverride, Schedule, VmPolicy, WorkerProfile
 from gpuvirt.model.workers.status import (
     ConfiguredNode,

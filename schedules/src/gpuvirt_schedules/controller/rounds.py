@@ -17,8 +17,15 @@ from gpuvirt.kube.failures import ApiError, ApiRefusedError, ConflictError, Forb
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import Abilities, Accepted, Action, Answer, VmKey, VmsReading, VmsUnknown
-from gpuvirt.model.workers.nodevms import ChangeVm, NodeVm, ObservedVms
-from gpuvirt.model.workers.observed import LastCall, NodePod, ScheduleObservation, WorkerNode
+from gpuvirt.model.workers.observed import (
+    ChangeVm,
+    LastCall,
+    NodePod,
+    NodeVm,
+    ObservedVms,
+    ScheduleObservation,
+    WorkerNode,
+)
 from gpuvirt.model.workers.spec import PhaseName, Schedule, VmPolicy, phase_named
 from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus, not_before_switch
 from gpuvirt_schedules.controller.schedulemetrics import ScheduleTelemetry

@@ -32,8 +32,7 @@ from gpuvirt.kube.labels import LabelSelector, Requirement
 from gpuvirt.kube.resources import NODES, Collection, Metadata, VersionPrecondition, pods
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.workers.hypervisor import Answer, VmKey
-from gpuvirt.model.workers.nodevms import ChangeVm, NodeVm, ObservedVms
-from gpuvirt.model.workers.observed import NodePod
+from gpuvirt.model.workers.observed import ChangeVm, NodePod, NodeVm, ObservedVms
 from gpuvirt.model.workers.spec import PhaseName
 from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus
 from gpuvirt.plans.knownconfigs import KnownConfigs

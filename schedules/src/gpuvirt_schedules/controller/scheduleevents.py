@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from gpuvirt.kube.events import EventDraft, EventLevel
 from gpuvirt.model.reasons import Reason, ReasonCode
-from gpuvirt.model.workers.nodevms import NodeVm, VmStep
+from gpuvirt.model.workers.observed import NodeVm, VmStep
 from gpuvirt.model.workers.status import ScheduleStatus, Worker
 from gpuvirt_schedules.decide.times import Switch
 

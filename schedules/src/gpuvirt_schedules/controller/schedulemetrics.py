@@ -9,7 +9,7 @@ import msgspec
 from gpuvirt.kube.kinds.vgpuschedule import CONFIGS_KNOWN, READY, VgpuSchedule
 from gpuvirt.loops.histogram import Histogram
 from gpuvirt.model.workers.hypervisor import Accepted, Answer, Call
-from gpuvirt.model.workers.nodevms import VmStep
+from gpuvirt.model.workers.observed import VmStep
 from gpuvirt.model.workers.spec import VmPolicy
 from gpuvirt.model.workers.status import RESTING, ScheduleStatus, WorkerStep
 from gpuvirt.web.exposition import counter, gauge, histograms

@@ -23,8 +23,7 @@ from gpuvirt.model.workers.hypervisor import (
     VmsUnknown,
     WorkerVm,
 )
-from gpuvirt.model.workers.nodevms import VmStep
-from gpuvirt.model.workers.observed import LastCall, ScheduleObservation, WorkerNode
+from gpuvirt.model.workers.observed import LastCall, ScheduleObservation, VmStep, WorkerNode
 from gpuvirt.model.workers.spec import Leave, PhaseName, Schedule, VmPolicy
 from gpuvirt.model.workers.status import RESTING, ScheduleStatus, WorkerStep
 from gpuvirt_schedules.decide.nextstep import CallVm, DeletePod, EvictPod, MarkNode, ScheduleAction

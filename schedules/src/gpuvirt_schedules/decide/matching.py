@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.workers.hypervisor import Power, VmKey, VmProof, VmsReading, VmsUnknown, WorkerVm
-from gpuvirt.model.workers.nodevms import NodeVm, ObservedVm
-from gpuvirt.model.workers.observed import WorkerNode
+from gpuvirt.model.workers.observed import NodeVm, ObservedVm, WorkerNode
 from gpuvirt.model.workers.status import NO_VM, Worker
 
 UUID_LENGTH = 36

@@ -11,8 +11,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import Abilities, Ability, Power, VmKey, VmsReading, VmsUnknown
-from gpuvirt.model.workers.nodevms import VmStep
-from gpuvirt.model.workers.observed import ScheduleObservation
+from gpuvirt.model.workers.observed import ScheduleObservation, VmStep
 from gpuvirt.model.workers.spec import Leave, PhaseName, Schedule, VmPolicy
 from gpuvirt.model.workers.status import PastSwitch, ScheduleStatus, WorkerStep
 from gpuvirt_schedules.decide.forecast import Forecast

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from gpuvirt.model.reasons import Reason, ReasonCode, without_code
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import Accepted, Action, Call, OutcomeUnknown, VmKey
-from gpuvirt.model.workers.nodevms import BlockedGpu, ChangeVm, NodeVm, ObservedVm, ObservedVms, VmStep
-from gpuvirt.model.workers.observed import elapsed_s
+from gpuvirt.model.workers.observed import BlockedGpu, ChangeVm, NodeVm, ObservedVm, ObservedVms, VmStep, elapsed_s
 from gpuvirt.model.workers.spec import OnTimeout, Phase, Schedule, VmPolicy
 from gpuvirt.model.workers.status import ScheduleStatus
 from gpuvirt_schedules.decide.matching import prove_user

@@ -5,7 +5,7 @@ import msgspec
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.desired.observed import NodeRequest, Observed, StateName
-from gpuvirt.model.desired.vgpudefaults import builtin_configs
+from gpuvirt.model.desired.vgpuconfig import builtin_configs
 from gpuvirt.model.inventory.naming import from_type
 from gpuvirt.model.vgputypes.profiles import profile_name
 from gpuvirt_sim.commands.story import DemoStuckError, Stage, Story

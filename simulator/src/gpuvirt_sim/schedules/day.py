@@ -11,8 +11,7 @@ from gpuvirt.kube.failures import ApiRefusedError, ConflictError, NotFoundError
 from gpuvirt.model.reasons import Reason
 from gpuvirt.model.workers.connection import DEAD_AFTER_S
 from gpuvirt.model.workers.hypervisor import Answer, Hypervisor, Refused
-from gpuvirt.model.workers.nodevms import ChangeVm, NodeVm, ObservedVms
-from gpuvirt.model.workers.observed import NodePod, ScheduleObservation
+from gpuvirt.model.workers.observed import ChangeVm, NodePod, NodeVm, ObservedVms, ScheduleObservation
 from gpuvirt.model.workers.spec import Schedule
 from gpuvirt.model.workers.status import ConfiguredNode, ScheduleStatus
 from gpuvirt_schedules.controller.rounds import ClusterReading, Rounds, StoredSchedule

@@ -20,8 +20,8 @@ from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName, VgpuTy
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts, with_vgpu, with_vgpu_host
 from gpuvirt.facts.vgpu import LiveVgpu, SmiReport, VgpuHost
+from gpuvirt.model.allocation.allocateddevices import known_devices
 from gpuvirt.model.allocation.containerstarts import had
-from gpuvirt.model.allocation.knowndevices import known_devices
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger, SettledAt, settle_admissions
 from gpuvirt.model.allocation.nodeledger import NodeLedger, node_ledger
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id

@@ -56,7 +56,7 @@ from gpuvirt.model.devices.candidates import Candidate, Target
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
 from gpuvirt.model.inventory.naming import cdi_name
 from gpuvirt.model.offers.namereview import withholdings
-from gpuvirt.model.offers.ondemand.choice import VgpuPlace, choose, why_full
+from gpuvirt.model.offers.ondemand.offer import VgpuPlace, choose, why_full
 from gpuvirt.model.offers.ondemand.ondemandstarts import started
 from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, nodeproblems, notoffered, refusals

@@ -27,7 +27,7 @@ from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import PciAddress, parse_pci_address, with_domain
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError
-from gpuvirt.model.allocation.knowndevices import known_devices
+from gpuvirt.model.allocation.allocateddevices import known_devices
 from gpuvirt.model.change.desired import DesiredUnit
 from gpuvirt.model.change.plan import Outcome
 from gpuvirt.model.change.steps import RollBack, Step

@@ -28,7 +28,7 @@ from gpuvirt.hardware.programs.smireport import read_scheduler
 from gpuvirt.model.change.moduleoption import FILE, conflicting_options, kept, merge
 from gpuvirt.model.change.vgpus.scheduling import registry_scheduler, registry_value
 from gpuvirt.model.desired import vgpuconfig
-from gpuvirt.model.desired.vgpudefaults import builtin_configs
+from gpuvirt.model.desired.vgpuconfig import builtin_configs
 from gpuvirt.model.inventory.nearness import correction
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals
 from gpuvirt.paths import HostRoots

@@ -20,7 +20,7 @@ from gpuvirt.kube.kinds.gpunode import GpuNode, Spec
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
 from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode
 from gpuvirt.model.desired.invalid import Origin, Source
-from gpuvirt.model.desired.vgpudefaults import DEFAULT
+from gpuvirt.model.desired.vgpuconfig import DEFAULT
 from gpuvirt.model.desired.workload import MODES, Workload
 from gpuvirt.model.reasons import count_of
 from gpuvirt.plans.nodeplan import WHOLE, GpuPlan, NodePlan, plan_node

@@ -44,7 +44,7 @@ def completion(ctx: typer.Context, shell: Annotated[Shell, typer.Argument(help="
 
 def configs(incomplete: str) -> list[str]:
     """Return the names of the built-in vGPU configs: `default`, and each vGPU type."""
-    from gpuvirt.model.desired.vgpudefaults import builtin_configs
+    from gpuvirt.model.desired.vgpuconfig import builtin_configs
 
     return starting(incomplete, builtin_configs())
 

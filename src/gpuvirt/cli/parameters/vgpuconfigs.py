@@ -14,8 +14,7 @@ from typer.models import OptionInfo
 from gpuvirt.cli.parameters import completion
 from gpuvirt.errors import ConfigError
 from gpuvirt.model.desired import vgpuconfig
-from gpuvirt.model.desired.vgpuconfig import ConfigEntry, Note
-from gpuvirt.model.desired.vgpudefaults import builtin_configs
+from gpuvirt.model.desired.vgpuconfig import ConfigEntry, Note, builtin_configs
 from gpuvirt.model.inventory.nearness import correction
 
 

@@ -17,7 +17,7 @@ import msgspec
 from gpuvirt.controller.kubevirt.changes import DeviceList, OurChanges, OurEntry
 from gpuvirt.controller.kubevirt.offered import Names, Offered
 from gpuvirt.controller.kubevirt.subject import PermittedEntry, PermittingObject
-from gpuvirt.model.devices.selectors import normal, spellings
+from gpuvirt.model.devices.candidates import normal, spellings
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, clusterproblems
 from gpuvirt.model.reasons.clusterproblems import shortened
 

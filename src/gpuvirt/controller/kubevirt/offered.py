@@ -15,7 +15,7 @@ from gpuvirt.kube.kinds.gpunode import ReadGpuNode, ReadStatus, Spec, Withheld
 from gpuvirt.kube.kinds.kubevirt import DEVICE_KINDS, Device, RequestsDevices, VirtualMachineInstance
 from gpuvirt.model.desired.gpumodes import FOR_VGPUS
 from gpuvirt.model.desired.observed import Observed
-from gpuvirt.model.devices.selectors import ResourceKind, Selectors, normal
+from gpuvirt.model.devices.candidates import ResourceKind, Selectors, normal
 from gpuvirt.model.reasons import Reason, clusterproblems
 
 Requesting = Mapping[str, Observed[tuple[RequestsDevices, ...]]]

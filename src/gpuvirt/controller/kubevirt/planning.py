@@ -39,7 +39,7 @@ from gpuvirt.kube.kinds.gpunode import Withheld
 from gpuvirt.kube.kinds.kubevirt import HyperConverged, KubeVirt
 from gpuvirt.kube.resources import Metadata, Resource
 from gpuvirt.model.desired.observed import Observed
-from gpuvirt.model.devices.selectors import normal
+from gpuvirt.model.devices.candidates import normal
 from gpuvirt.model.kubevirt.kubevirt import (
     Configuration,
     DeveloperConfiguration,

@@ -18,7 +18,7 @@ from gpuvirt.kube.kinds.gpunode import API_VERSION, KIND, Origins, ReadGpuNode, 
 from gpuvirt.kube.labels import CONFIG_LABEL, WITH_VGPU_DRIVER, LabelSelector
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.desired.vgpudefaults import DEFAULT
+from gpuvirt.model.desired.vgpuconfig import DEFAULT
 from gpuvirt.model.desired.workload import MODES, Workload
 
 

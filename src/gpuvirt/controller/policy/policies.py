@@ -21,7 +21,7 @@ from gpuvirt.kube.kinds.clusterpolicy import KIND, ClusterPolicy
 from gpuvirt.kube.kinds.gpunode import ReadGpuNode
 from gpuvirt.kube.kinds.vmoperands import VGPU_CONFIGS, SandboxWorkloads
 from gpuvirt.model.desired.invalid import InvalidDesired, Origin, Source, invalid, quoted
-from gpuvirt.model.desired.vgpudefaults import DEFAULT
+from gpuvirt.model.desired.vgpuconfig import DEFAULT
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.plans.knownconfigs import CONFIG_KEY

@@ -16,7 +16,7 @@ from gpuvirt.diagnosis.evidence import (
 from gpuvirt.diagnosis.findings import Finding, fine, listed, of_reason, problem
 from gpuvirt.facts.sysfs import IOMMUFD
 from gpuvirt.facts.vgpu import Framework
-from gpuvirt.model.devices.selectors import normal
+from gpuvirt.model.devices.candidates import normal
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.kubevirt.kubevirt import (
     IOMMUFD_GATE,

@@ -18,7 +18,7 @@ from gpuvirt.kube.kinds.parts import Condition, Part, ReadCondition
 from gpuvirt.kube.resources import Metadata, Resource
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Enforcement
-from gpuvirt.model.devices.selectors import ResourceKind
+from gpuvirt.model.devices.candidates import ResourceKind
 
 Address = Annotated[
     str,

@@ -13,7 +13,7 @@ from gpuvirt.kube.kinds.parts import Condition, Part
 from gpuvirt.kube.labels import LabelSelector
 from gpuvirt.kube.resources import Metadata, Resource
 from gpuvirt.model.workers.connection import HypervisorKind
-from gpuvirt.model.workers.nodevms import VmStep
+from gpuvirt.model.workers.observed import VmStep
 from gpuvirt.model.workers.spec import Begin, Leave, OnTimeout, VmPolicy
 from gpuvirt.model.workers.status import Outcome, SwitchCause, WorkerStep
 

@@ -17,7 +17,7 @@ from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices import candidates
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.offers.health import symptoms
+from gpuvirt.model.offers.offers import symptoms
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, notoffered, refusals
 from gpuvirt.model.reasons.reason import driver_link
 

@@ -26,8 +26,7 @@ from gpuvirt.model.devices.candidates import Candidate, KnownVgpus
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.naming import Named, Naming
 from gpuvirt.model.offers.allocationcheck import device_gone, why_changed
-from gpuvirt.model.offers.health import Health, HealthVerdict, Key, judge, symptoms
-from gpuvirt.model.offers.offers import Offer, OfferedDevice, Offers
+from gpuvirt.model.offers.offers import Health, HealthVerdict, Key, Offer, OfferedDevice, Offers, judge, symptoms
 from gpuvirt.model.reasons import Reason, ReasonCode, notoffered, refusals
 
 _NOT_MADE_AGAIN = frozenset({ReasonCode.DEVICE_GONE, ReasonCode.TYPE_CHANGED})

@@ -20,7 +20,7 @@ from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode, Modes
 from gpuvirt.model.desired.settings import Enforcement, ShareSettings
 from gpuvirt.model.devices.candidates import Target
 from gpuvirt.model.inventory.inventory import Inventory
-from gpuvirt.model.offers.health import HealthVerdict, Key, function_symptoms, judge
+from gpuvirt.model.offers.offers import HealthVerdict, Key, function_symptoms, judge
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, count_of, notoffered, refusals, sharing
 from gpuvirt.model.reasons.nodeproblems import not_answered
 from gpuvirt.model.reasons.sharing import NoLimit, limit_not_possible

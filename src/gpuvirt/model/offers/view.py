@@ -14,7 +14,7 @@ from gpuvirt.facts.vgpu import Framework, SchedulerPolicy
 from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.settings import VfioNodes
 from gpuvirt.model.desired.workload import Workload
-from gpuvirt.model.devices.selectors import ResourceKind
+from gpuvirt.model.devices.candidates import ResourceKind
 from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.offers.validation import ValidatorCondition
 from gpuvirt.model.reasons import Reason

@@ -17,8 +17,7 @@ from gpuvirt.model.allocation.attachment import vm_nodes
 from gpuvirt.model.desired.invalid import InvalidDesired
 from gpuvirt.model.desired.settings import VfioNodes
 from gpuvirt.model.desired.workload import Workload
-from gpuvirt.model.devices.candidates import Candidate
-from gpuvirt.model.devices.selectors import selectors_of
+from gpuvirt.model.devices.candidates import Candidate, selectors_of
 from gpuvirt.model.inventory.inventory import Gpu, Inventory, Mode, Vgpu, malformed_entries, mode_of
 from gpuvirt.model.inventory.naming import Naming
 from gpuvirt.model.offers.deviceusers import DeviceUsers

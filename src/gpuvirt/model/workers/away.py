@@ -6,7 +6,7 @@ import msgspec
 
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.vgputypes.profiles import profile_name
-from gpuvirt.model.workers.nodevms import NodeVm, VmStep
+from gpuvirt.model.workers.observed import NodeVm, VmStep
 from gpuvirt.model.workers.spec import Leave, PhaseName
 from gpuvirt.model.workers.status import Worker, WorkerStep
 

@@ -12,7 +12,7 @@ import msgspec
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.workers.hypervisor import VmKey
-from gpuvirt.model.workers.nodevms import NodeVm
+from gpuvirt.model.workers.observed import NodeVm
 from gpuvirt.model.workers.spec import PhaseName
 
 

@@ -24,7 +24,7 @@ from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.hypervisor import Answer, VmKey
-from gpuvirt.model.workers.nodevms import BlockedGpu, ChangeVm, NodeVm, ObservedVm, ObservedVms
+from gpuvirt.model.workers.observed import BlockedGpu, ChangeVm, NodeVm, ObservedVm, ObservedVms
 from gpuvirt.model.workers.status import ConfiguredNode
 from gpuvirt.plans.knownconfigs import KnownConfigs
 from gpuvirt.plans.nodeplan import GpuPlan, plan_node

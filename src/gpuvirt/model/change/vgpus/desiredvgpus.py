@@ -20,8 +20,7 @@ from gpuvirt.model.desired.configchoice import ConfigGpu, GpuConfig, desired
 from gpuvirt.model.desired.invalid import InvalidDesired, Origin, Source
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.model.desired.vgpuconfig import ConfigEntry, Note, NoteCode
-from gpuvirt.model.desired.vgpudefaults import DEFAULT, builtin_configs
+from gpuvirt.model.desired.vgpuconfig import DEFAULT, ConfigEntry, Note, NoteCode, builtin_configs
 from gpuvirt.model.desired.workload import VGPU_CONFIG_LABEL, mode_source, source_of_spec
 from gpuvirt.model.inventory.inventory import Inventory
 

@@ -6,7 +6,7 @@ from gpuvirt.errors import ConfigError
 from gpuvirt.model.desired.configchoice import ConfigGpu, GpuConfigs
 from gpuvirt.model.desired.invalid import InvalidDesired, Origin, Source, invalid, quoted, refused
 from gpuvirt.model.desired.observed import ConfigText
-from gpuvirt.model.desired.vgpudefaults import DEFAULT, builtin_configs
+from gpuvirt.model.desired.vgpuconfig import DEFAULT, builtin_configs
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.profiles import profile_name

@@ -13,21 +13,104 @@ from operator import is_
 import msgspec
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid, ResourceName, VgpuId, VgpuType
-from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.vgpu import VgpuHost
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id, number_of, on_demand_id
 from gpuvirt.model.allocation.tenancy import FormerTenants, TenantKind
 from gpuvirt.model.change.plan import Scope
-from gpuvirt.model.change.vgpus.gpustate import GpuState
+from gpuvirt.model.change.vgpus import instances, modes
+from gpuvirt.model.change.vgpus.gpustate import GpuState, is_mig, size_of
 from gpuvirt.model.change.vgpus.vgpuplanning import no_host
-from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings
+from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Spread
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.naming import Naming
-from gpuvirt.model.offers.health import function_symptoms
-from gpuvirt.model.offers.ondemand.capacity import Carried, carried_by, room
+from gpuvirt.model.offers.offers import function_symptoms
 from gpuvirt.model.reasons import Reason, ReasonCode, notoffered, refusals
 from gpuvirt.model.vgputypes.profiles import profile_name
+
+
+class Carried(msgspec.Struct, frozen=True):
+    """The vGPUs that take a GPU's room: those that exist, are being removed, or are being created."""
+
+    types: Counter[VgpuType]
+    intended: int = 0
+    """How many of them the host does not show yet."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the GPU carries nothing, so that any type may come."""
+        return not self.types
+
+
+def carried_by(gpu_state: GpuState, intended: Iterable[VgpuType] = ()) -> Carried | Unread:
+    """Return what takes a GPU's room, Unread if a type can't be read.
+
+    `intended` are the vGPUs that Allocate is creating and the host does not show yet. A vGPU that is being removed
+    takes its place until the host lacks it.
+    """
+    host, types = gpu_state.host, Counter[VgpuType]()
+    for unread in host.unread:
+        return unread
+    for vgpu in host.live:
+        if isinstance(vgpu.type, Unread):
+            return vgpu.type
+        types[vgpu.type] += 1
+    types.update(gpu_state.leaving.values())
+    coming = list(intended)
+    types.update(coming)
+    return Carried(types, len(coming))
+
+
+def room(gpu_state: GpuState, carried: Carried) -> Mapping[VgpuType, int]:
+    """Return how many more vGPUs of each type fit on a GPU, by its driver, the catalog, and `carried`.
+
+    The driver's own numbers win where they are smaller. They may be older than `carried`, but for MIG-backed types, of
+    which the driver says only whether a GPU instance is free.
+    """
+    free = _creatable(gpu_state, carried)
+    return {vgpu_type: _most(gpu_state, carried, vgpu_type, number) for vgpu_type, number in sorted(free.items())}
+
+
+def _creatable(gpu_state: GpuState, carried: Carried) -> Counter[VgpuType]:
+    """Return how many vGPUs of each type the driver would create, less those that it has not counted yet."""
+    host, found = gpu_state.host, Counter[VgpuType]()
+    in_mig_mode = gpu_state.has_mig_vgpus
+    used = {vgpu.parent for vgpu in host.live} | host.quarantined.keys()
+    for parent, types in host.creatable.items():
+        for vgpu_type, number in types.items():
+            if is_mig(vgpu_type) is not in_mig_mode:  # a type of another mode of the GPU
+                continue
+            if parent == host.gpu:
+                found[vgpu_type] += number
+            elif parent not in used:
+                found[vgpu_type] += min(number, 1)
+    return Counter({vgpu_type: max(number - carried.intended, 0) for vgpu_type, number in found.items()})
+
+
+def _most(gpu_state: GpuState, carried: Carried, vgpu_type: VgpuType, free: int) -> int:
+    if is_mig(vgpu_type):
+        return _on_instances(gpu_state, carried, vgpu_type, free)
+    if gpu_state.mixed_sizes and gpu_state.card is not None:
+        return sum(
+            modes.fits(gpu_state.card, carried.types + Counter({vgpu_type: number})) for number in range(1, free + 1)
+        )
+    if not gpu_state.mixed_sizes and any(size_of(other) != size_of(vgpu_type) for other in carried.types):
+        return 0
+    most = gpu_state.most.get(vgpu_type)
+    return free if most is None else max(min(free, most - carried.types.total()), 0)
+
+
+def _on_instances(gpu_state: GpuState, carried: Carried, vgpu_type: VgpuType, free: int) -> int:
+    """Return how many more vGPUs of a MIG-backed type find a GPU instance.
+
+    The driver lists a type if it has a free instance, but not how many. nvidia-smi's report has the number; without it,
+    or if instances were created since, one vGPU fits for certain.
+    """
+    listed = 1 if carried.intended == 0 else 0
+    certain = instances.certain_room(gpu_state, vgpu_type, carried.types)
+    return min(free, max(certain if certain is not None else 0, listed))
+
 
 # The kubelet gives the id of a pod that has ended to the next pod while it is listed, so it is withdrawn at once. But
 # the scheduler counts a pod that has ended no more, and binds the next one at once. On a full node the kubelet itself
@@ -331,3 +414,60 @@ def not_offered(
     vgpus = inventory.vgpus.items() if offer.gpus else ()
     others = (vgpu for vgpu, found in vgpus if found.gpu in offer.gpus and vgpu not in held)
     return {**{vgpu: notoffered.withdrawn(vgpu, is_vgpu=True) for vgpu in others}, **made}
+
+
+class VgpuPlace(msgspec.Struct, frozen=True):
+    """The place of a vGPU that does not exist yet."""
+
+    host: VgpuHost
+    parent: PciFunction
+    """The function on which it is created: the GPU itself, or one of its VFs."""
+
+    @property
+    def gpu(self) -> PciAddress:
+        """The GPU."""
+        return self.host.gpu
+
+
+def choose(
+    inventory: Inventory,
+    gpus: Mapping[PciAddress, OnDemandGpu],
+    vgpu_type: VgpuType,
+    spread: Spread,
+    but: Collection[PciAddress] = (),
+) -> VgpuPlace | None:
+    """Return the place of the next vGPU of a type, None while no GPU but these has room.
+
+    A GPU that carries vGPUs comes before an idle one, which keeps its choice of types. Among GPUs that carry some,
+    the setting decides: the fullest one, or the one with the most room.
+    """
+    found = {gpu: state for gpu, state in gpus.items() if state.room.get(vgpu_type, 0) > 0 and gpu not in but}
+    sign = 1 if spread is Spread.PACK else -1
+    order = {gpu: (state.carried.is_idle, sign * state.room[vgpu_type], gpu) for gpu, state in found.items()}
+    for gpu in sorted(order, key=lambda gpu: order[gpu]):
+        host = inventory.gpus[gpu].vgpu_host
+        parent = parent_of(host, vgpu_type) if host is not None else None
+        if host is not None and parent is not None:
+            return VgpuPlace(host, inventory.facts.functions[parent])
+    return None
+
+
+def parent_of(host: VgpuHost, vgpu_type: VgpuType) -> PciAddress | None:
+    """Return the function on which a GPU's next vGPU of a type is created: the GPU itself, or its first free VF."""
+    if host.gpu in host.creatable:
+        return host.gpu
+    used = {vgpu.parent for vgpu in host.live} | host.quarantined.keys()
+    free = (parent for parent, types in sorted(host.creatable.items()) if parent not in used and types.get(vgpu_type))
+    return next(free, None)
+
+
+def why_full(gpus: Mapping[PciAddress, OnDemandGpu], failed: Mapping[PciAddress, str]) -> Mapping[str, str]:
+    """Return what takes the room of each GPU, or why it gets no vGPU, for people."""
+    return {gpu: failed.get(gpu) or _text(state) for gpu, state in gpus.items()}
+
+
+def _text(state: OnDemandGpu) -> str:
+    if state.withheld is not None:
+        return state.withheld.message
+    carried = ", ".join(f"{number} {vgpu_type}" for vgpu_type, number in sorted(state.carried.types.items()))
+    return f"carries {carried}" if carried else "its driver does not offer the type now"

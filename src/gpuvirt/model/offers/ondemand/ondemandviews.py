@@ -8,8 +8,7 @@ from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.allocation.attachment import vm_nodes
 from gpuvirt.model.allocation.ledger import Entry
 from gpuvirt.model.desired.settings import VfioNodes
-from gpuvirt.model.devices.candidates import Candidate
-from gpuvirt.model.devices.selectors import ResourceKind, Selectors
+from gpuvirt.model.devices.candidates import Candidate, ResourceKind, Selectors
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.naming import Named
 from gpuvirt.model.offers.ondemand.offer import OnDemandOffer
