@@ -14,9 +14,8 @@ from shipped import SOURCES
 
 MOST_LINES = 300
 
-KIND, CHECK, OPERAND = "one of the kinds", "one of the checks", "one of the operands"
+CHECK = "one of the checks"
 APART: Mapping[str, str] = {
-    "controller/operands/toolkit.py": OPERAND,
     "hardware/access/writer.py": "started by its path",
     "agent/kubelet/proto/podresources_pb2.py": "generated",
     "diagnosis/checks/devices.py": CHECK,

@@ -15,11 +15,10 @@ from gpuvirt.cli.diagnosis.version import Versions
 from gpuvirt.cli.output import changesrender, fleetrender
 from gpuvirt.controller.clusterstatus import ClusterStatus
 from gpuvirt.controller.clusterstatus import Row as ComponentRow
-from gpuvirt.controller.install.preview import Preview
+from gpuvirt.controller.install.installing import Preview
 from gpuvirt.diagnosis import findings
 from gpuvirt.diagnosis.explanation import DeviceExplanation
-from gpuvirt.diagnosis.vms.nodeexplanation import NodeExplanation
-from gpuvirt.diagnosis.vms.vmexplanation import Explanation
+from gpuvirt.diagnosis.vms.vmexplanation import Explanation, NodeExplanation
 from gpuvirt.kube.kinds import gpunode
 from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.shares.overview import SharesOverview

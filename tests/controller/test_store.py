@@ -1,7 +1,7 @@
 """A write's response and watch events: the newer version counts, in any order of arrival."""
 
 from gpuvirt.clock import Signal
-from gpuvirt.controller.kubevirt.stores import KubeVirtStores
+from gpuvirt.controller.controller import KubeVirtStores
 from gpuvirt.controller.store import Store
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.failures import ForbiddenError, NotFoundError, UnreachableError

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.extender.extender import MOST_REFUSED, RefusedPods
 from gpuvirt.extender.process import ExtenderProcess
 from gpuvirt.extender.protocol import NodeArguments
-from gpuvirt.extender.refusedpods import MOST, RefusedPods
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.shares.sharing import Sharing
 from gpuvirt_sim.clock import SimClock
@@ -162,9 +162,9 @@ async def test_a_pod_that_is_placed_before_it_is_woken_keeps_the_version_of_its_
 
 async def test_the_oldest_of_many_refusals_are_forgotten() -> None:
     refusals = Refusals()
-    for number in range(MOST):
+    for number in range(MOST_REFUSED):
         refusals.refuse(f"p{number}")
     refusals.refuse("p0")
     refusals.refuse("last")
     refusals.end_first()
-    assert await refusals.fitting() == [*(f"p{number}" for number in range(2, MOST)), "p0", "last"]
+    assert await refusals.fitting() == [*(f"p{number}" for number in range(2, MOST_REFUSED)), "p0", "last"]

@@ -16,8 +16,15 @@ if find_spec("libvirt") is None:
 
 import libvirt
 
-from gpuvirt_schedules.hypervisors.libvirt.backend import VmDevices, devices_of, mdev_type, never_suspended, read, start
-from gpuvirt_schedules.hypervisors.libvirt.running import Running
+from gpuvirt_schedules.hypervisors.libvirt.backend import (
+    Running,
+    VmDevices,
+    devices_of,
+    mdev_type,
+    never_suspended,
+    read,
+    start,
+)
 from gpuvirt_schedules.hypervisors.libvirt.session import FAULTS, LibvirtSession, problem_of
 
 pytestmark = pytest.mark.ring("libvirt")

@@ -11,7 +11,7 @@ from gpuvirt.model.reasons import schedules as reasons
 from gpuvirt.model.workers.spec import PhaseName
 from gpuvirt.model.workers.status import ScheduleStatus, Transition, Worker, WorkerStep
 from gpuvirt_schedules.controller import objects
-from gpuvirt_schedules.controller.scheduleevents import event_drafts
+from gpuvirt_schedules.controller.scheduleapi import event_drafts
 from gpuvirt_schedules.decide.times import Switch
 from gpuvirt_schedules.decide.transition import Advance
 

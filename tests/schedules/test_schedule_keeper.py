@@ -9,8 +9,7 @@ from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.client import Client
 from gpuvirt.model.workers.hypervisor import Power, VmKey
 from gpuvirt.web.exposition import text_of
-from gpuvirt_schedules.controller.keeper import ASKED_AGAIN_S
-from gpuvirt_schedules.controller.refusals import PATIENCE_S
+from gpuvirt_schedules.controller.keeper import ASKED_AGAIN_S, PATIENCE_S
 from gpuvirt_schedules.controller.scheduleapi import OtherSchedules
 from gpuvirt_schedules.controller.schedulemetrics import of_schedules
 from tests.agent.kubelet.kubeletnode import CLOCK, until

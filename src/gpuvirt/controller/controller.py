@@ -7,6 +7,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from random import Random
+from typing import TypeVar
 
 import msgspec
 
@@ -14,8 +15,14 @@ from gpuvirt.clock import Clock, Signal
 from gpuvirt.controller.announcer import Announcer
 from gpuvirt.controller.decisions import Decisions, basis_of, decide_from, slices
 from gpuvirt.controller.deployment import DIGEST_ANNOTATION, Existing, Mark, StoredObject
-from gpuvirt.controller.kubevirt.decisions import Histories, PatchKubeVirt, history_key, kept_histories, kept_text
-from gpuvirt.controller.kubevirt.stores import KubeVirtStores
+from gpuvirt.controller.kubevirt.decisions import (
+    Histories,
+    KubeVirtObserved,
+    PatchKubeVirt,
+    history_key,
+    kept_histories,
+    kept_text,
+)
 from gpuvirt.controller.nodememory import DecidedNodes
 from gpuvirt.controller.nodes.resolve import OwnedGpuNode, ScheduledConfigs
 from gpuvirt.controller.picture import Picture, read_of, read_of_gpu_node, read_of_pod
@@ -33,12 +40,71 @@ from gpuvirt.kube.failures import ApiError, ConflictError, NotFoundError
 from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy
 from gpuvirt.kube.kinds.core import Pod, ReadNode, Service
 from gpuvirt.kube.kinds.gpunode import GPU_NODES
+from gpuvirt.kube.kinds.kubevirt import DEVICE_KINDS, HYPER_CONVERGEDS, KUBEVIRTS, HyperConverged, KubeVirt
 from gpuvirt.kube.kinds.workloads import made_in
 from gpuvirt.kube.labels import OPERAND_LABEL
 from gpuvirt.kube.objects import PARTS, ObjectKey
 from gpuvirt.kube.reflector import ApiGroups
-from gpuvirt.kube.resources import NODES, Collection, Resource, config_maps, pods, services
+from gpuvirt.kube.resources import (
+    NODES,
+    Collection,
+    FullObject,
+    KubernetesObject,
+    Metadata,
+    Resource,
+    config_maps,
+    pods,
+    services,
+)
+from gpuvirt.model.desired.observed import Observed
 from gpuvirt.tasks import keep_going
+
+T = TypeVar("T", bound=KubernetesObject)
+F = TypeVar("F", bound=FullObject)
+
+
+class KubeVirtStores:
+    """One store for each kind."""
+
+    def __init__(self, changed: Signal) -> None:
+        self._kubevirts = Store(Collection(KUBEVIRTS, KubeVirt), changed)
+        self._hyper_convergeds = Store(Collection(HYPER_CONVERGEDS, HyperConverged), changed)
+        self._requesting = {kind.name: Store(kind.collection, changed) for kind in DEVICE_KINDS}
+        self.all: tuple[AnyStore, ...] = (self._kubevirts, self._hyper_convergeds, *self._requesting.values())
+
+    def observed(self, histories: Histories, kept: str | None) -> KubeVirtObserved:
+        """Return the observed state; `histories` and `kept` are the history of the controller's patches."""
+        unlisted = (store.problem for store in self.all if not store.is_observed and store.problem is not None)
+        requesting = {name: _observed(store) for name, store in self._requesting.items()}
+        return KubeVirtObserved(
+            kubevirts=self._kubevirts.objects,
+            hyper_convergeds=_observed(self._hyper_convergeds),
+            requesting={name: observed for name, observed in requesting.items() if observed is not None},
+            histories=histories,
+            problems=tuple(map(str, unlisted)),
+            kept=kept,
+        )
+
+    async def patch(self, client: Client, write: PatchKubeVirt) -> Metadata:
+        """Send a patch, store the patched object, and return its metadata; raises ApiError."""
+        if write.target.resource == HYPER_CONVERGEDS:
+            return await _patch(client, self._hyper_convergeds, write)
+        return await _patch(client, self._kubevirts, write)
+
+
+async def _patch(client: Client, store: Store[F], write: PatchKubeVirt) -> Metadata:
+    target, operations = write.target, write.plan.writes
+    found = await client.patch(target.resource, target.name, operations, PatchType.JSON, store.collection.shape)
+    store.take(found)
+    return found.metadata
+
+
+def _observed(store: Store[T]) -> Observed[tuple[T, ...]] | None:
+    """Return the objects of a kind: None if they are not observed, `Observed(None)` if the kind is not installed."""
+    if not store.installed:
+        return Observed(None)
+    return Observed(tuple(store.objects.values())) if store.objects is not None else None
+
 
 LEASE = "53822513.nvidia.com"
 """The lease of NVIDIA's operator in all its versions. Its Deployment may have any name, and may be scaled to zero; a

@@ -18,8 +18,8 @@ from gpuvirt.controller.operands.inputs import RenderInputs, spec_faults
 from gpuvirt.controller.operands.rendering import config_maps_of, render
 from gpuvirt.controller.picture import Picture
 from gpuvirt.controller.policy import policies, status
+from gpuvirt.controller.policy.policies import unsupported
 from gpuvirt.controller.policy.status import PolicyFacts, ReadyCondition
-from gpuvirt.controller.policy.unsupported import unsupported
 from gpuvirt.controller.settings import ControllerSettings
 from gpuvirt.controller.writer import Write
 from gpuvirt.controller.writes import PatchPolicyStatus, WriteTarget

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from gpuvirt.diagnosis.evidence import ClusterNode
 from gpuvirt.diagnosis.sharesreading import listed_schedules, read_index, shares_for_pod, shares_of_pods
 from gpuvirt.diagnosis.vms import vmevidence
-from gpuvirt.diagnosis.vms.nodeexplanation import NodeEvidence
 from gpuvirt.diagnosis.vms.vmevidence import ObjectKind, ObjectRef, PodSeen, VmEvidence
+from gpuvirt.diagnosis.vms.vmexplanation import NodeEvidence
 from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName

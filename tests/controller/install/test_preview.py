@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from gpuvirt.controller.install.images import operands_of
-from gpuvirt.controller.install.preview import NodePreview, previews
+from gpuvirt.controller.install.installing import NodePreview, previews
 from gpuvirt.errors import ConfigError
 from gpuvirt.kube.kinds.core import ReadNode, ReadNodeStatus
 from gpuvirt.kube.labels import GPU_FEATURES

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from gpuvirt.cli.main import program_for
 from gpuvirt.controller.operands.rendering import render
-from gpuvirt.controller.policy.unsupported import AGENT_READS, VALIDATOR_READS, unsupported
+from gpuvirt.controller.policy.policies import AGENT_READS, VALIDATOR_READS, unsupported
 from gpuvirt.kube.kinds.workloads import encoded
 from gpuvirt.plain import Plain
 from tests.controller.operands.policies import ALL_KINDS, Schema, policy_of, spec_schema, specs

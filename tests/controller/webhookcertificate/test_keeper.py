@@ -15,14 +15,15 @@ from typing_extensions import override
 
 from gpuvirt.clock import RealClock
 from gpuvirt.controller.webhookcertificate import keeper
-from gpuvirt.controller.webhookcertificate.certificate import certificates_in, pair_of
 from gpuvirt.controller.webhookcertificate.keeper import (
     RENEW_BEFORE,
     VALID_DAYS,
     CertificateKeeper,
     CertificateNames,
     NotIssuedError,
+    certificates_in,
     issue,
+    pair_of,
 )
 from gpuvirt.facts.ids import parse_namespace, parse_object_name
 from gpuvirt.kube.access.kubecontext import from_kubeconfig

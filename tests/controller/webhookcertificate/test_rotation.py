@@ -7,15 +7,16 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from gpuvirt.controller.webhookcertificate.certificate import Certificate, Pair
 from gpuvirt.controller.webhookcertificate.keeper import (
     OVERLAP,
     RENEW_BEFORE,
     SETTLE,
     VALID_DAYS,
+    Certificate,
     Forget,
     Held,
     Issue,
+    Pair,
     Promote,
     Step,
     Trust,

@@ -8,7 +8,7 @@ import yaml
 
 from gpuvirt import __version__
 from gpuvirt.controller.operands.images import image_of
-from gpuvirt.controller.policy.unsupported import unsupported
+from gpuvirt.controller.policy.policies import unsupported
 from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, StoredPolicy, read_policy
 from gpuvirt.kube.kinds.operandparts import ImageParts
 from gpuvirt.kube.kinds.vmoperands import OnDemandVgpus

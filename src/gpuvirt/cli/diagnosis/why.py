@@ -19,9 +19,8 @@ from gpuvirt.diagnosis.clusterreading import ask, ask_node
 from gpuvirt.diagnosis.explaining import explain_device
 from gpuvirt.diagnosis.target import is_target, joined_target, node_target, object_target
 from gpuvirt.diagnosis.vms import vmexplanation
-from gpuvirt.diagnosis.vms.nodeexplanation import NodeExplanation, explain_node
 from gpuvirt.diagnosis.vms.vmevidence import ObjectKind, ObjectRef
-from gpuvirt.diagnosis.vms.vmexplanation import Explanation
+from gpuvirt.diagnosis.vms.vmexplanation import Explanation, NodeExplanation, explain_node
 from gpuvirt.diagnosis.vms.vmfindings import counts_text
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import NodeName, ObjectName

@@ -16,7 +16,7 @@ from gpuvirt.cli.parameters import apiserver, fleet, options
 from gpuvirt.clock import RealClock
 from gpuvirt.controller.install import images as image_lists
 from gpuvirt.controller.install import installing
-from gpuvirt.controller.install.preview import Preview, preview
+from gpuvirt.controller.install.installing import Preview, preview
 from gpuvirt.controller.install.uninstall import Goals, run
 from gpuvirt.kube.client import Client
 

@@ -3,10 +3,17 @@
 from collections.abc import Callable, Iterator
 
 from gpuvirt.controller.operands.agent import agent, labeller, mps_daemon
-from gpuvirt.controller.operands.containers import dcgm, dcgm_exporter, device_plugin, gfd, validator
+from gpuvirt.controller.operands.containers import (
+    dcgm,
+    dcgm_exporter,
+    device_plugin,
+    gfd,
+    runtime_classes,
+    toolkit,
+    validator,
+)
 from gpuvirt.controller.operands.drivers import driver, vgpu_manager
 from gpuvirt.controller.operands.inputs import Fault, OperandName, Rendered, RenderInputs
-from gpuvirt.controller.operands.toolkit import runtime_classes, toolkit
 from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, SpecFault
 from gpuvirt.kube.kinds.workloads import Manifest
 
