@@ -22,7 +22,7 @@ PARENT = """
 import asyncio, math, sys
 from gpuvirt.clock import RealClock
 from gpuvirt_schedules.hypervisors.connection import open_hypervisor
-from gpuvirt.model.workers.hypervisor import HypervisorCredentials, HypervisorKind
+from gpuvirt.model.workers.connection import HypervisorCredentials, HypervisorKind
 
 async def main() -> None:
     clock, lease_s = RealClock(), float(sys.argv[1])
