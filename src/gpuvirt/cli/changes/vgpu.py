@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -399,7 +400,7 @@ def write_module_options(
     if obstacles:
         return obstacles
     path = roots.local(FILE)
-    existing = path.read_text() if path.exists() else None
+    existing = _module_options(path)
     text = merge(existing, gpu, registry_value(desired) if desired is not None else None)
     if text is None:
         path.unlink(missing_ok=True)
@@ -413,6 +414,12 @@ def kept_schedulers(roots: HostRoots) -> Mapping[PciAddress, Scheduler | None]:
 
     Raises DamagedError if the file has lines of other programs, and OSError.
     """
-    path = roots.local(FILE)
-    values = kept(path.read_text()) if path.exists() else {}
+    values = kept(_module_options(roots.local(FILE)) or "")
     return {gpu: registry_scheduler(value) for gpu, value in values.items()}
+
+
+def _module_options(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None  # unknown: nothing, the file does not exist
