@@ -34,7 +34,7 @@ from gpuvirt.agent.store.agentstate import history_store
 from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.mps import FOLDER, PIPES
-from gpuvirt.facts.nodes import ReadNode, unread_node
+from gpuvirt.facts.nodes import unread_node
 from gpuvirt.hardware.usage.nativeusers import read_node
 from gpuvirt.hardware.usage.podprocesses import read_running_pods
 from gpuvirt.hardware.usage.processes import has_usual_root, read_kubelets
@@ -79,7 +79,8 @@ async def run(
         store = history_store(options.ledger, options.workers("record history"), options.clock)
         store.load()
         boot_id = snapshot.boot_id(options.kernel)
-        read = _read_node(options)
+        # Without privileges the agent's `/dev` is not that of the host.
+        read = unread_node if options.plugin_only else partial(read_node, options.kernel)
         recorded = RecordedAllocations(options.kubelet, read, store.value, boot_id, store.save, find_kubelet)
         shares = _shares(options, options.cdi_folder) if options.cdi_folder and not options.terms.vgpus_only else None
         agent = Agent(options, _record(options, recorded), _who_we_are(options), shares)
@@ -247,11 +248,6 @@ async def _wait_for(folder: Path, clock: Clock, why: str = "no kubelet has run y
         await clock.sleep(FOLDER_CHECK_S)
 
 
-def _read_node(options: NodeOptions) -> ReadNode:
-    """Return how device nodes are read; without privileges the agent's `/dev` is not that of the host."""
-    return unread_node if options.plugin_only else partial(read_node, options.kernel)
-
-
 def _record(options: NodeOptions, recorded: RecordedAllocations) -> KubeletRecord:
     pods = PodFolder(options.pods, lambda: has_usual_root(options.kernel)) if options.pods is not None else None
     return KubeletRecord(
@@ -333,13 +329,9 @@ async def announce_ready(address: str, views: Cell[NodeView]) -> None:
         if view.host_observed:
             break
     try:
-        _send(address, READY)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as service_manager:
+            service_manager.setblocking(False)  # a full queue must not hold up the agent
+            service_manager.connect("\0" + address[1:] if address.startswith("@") else address)
+            service_manager.send(READY)
     except OSError as error:
         log.warning("systemd can't be told that the agent is ready: %s: %s", address, error.strerror)
-
-
-def _send(address: str, state: bytes) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as service_manager:
-        service_manager.setblocking(False)  # a full queue must not hold up the agent
-        service_manager.connect("\0" + address[1:] if address.startswith("@") else address)
-        service_manager.send(state)

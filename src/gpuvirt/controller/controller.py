@@ -280,7 +280,11 @@ class Controller:
             self._next_switch = picture.scheduled.next_switch
             if self._follower is not None:
                 self._follower.observe_picture(picture)
-            self._forget()
+            # Parts of the nodes that are due in the slow round are forgotten.
+            due = int((self._dependencies.clock.monotonic_s() - self._since_s) * PARTS / ROUND_S)
+            for number in range(max(self._forgotten, due - PARTS), due):
+                self._memory.forget(number)
+            self._forgotten = due
             began_s = self._dependencies.clock.monotonic_s()
             before, self.decisions = self.decisions, await self._decided(picture)
             log_invalid(before.progress.invalid if before is not None else (), self.decisions.progress.invalid)
@@ -305,13 +309,6 @@ class Controller:
         for _ in slices(basis, picture, memory):
             await self._dependencies.clock.sleep(0)
         return decide_from(basis, picture, self._settings, failures, now, memory)
-
-    def _forget(self) -> None:
-        """Forget the parts of the nodes that are due in the slow round."""
-        due = int((self._dependencies.clock.monotonic_s() - self._since_s) * PARTS / ROUND_S)
-        for number in range(max(self._forgotten, due - PARTS), due):
-            self._memory.forget(number)
-        self._forgotten = due
 
     def _picture(self) -> Picture | None:
         """Return all observed objects; None until every collection has been observed."""
@@ -351,20 +348,16 @@ class Controller:
                 metadata = await self._kubevirt.patch(client, write)
                 self._histories = {**(self._histories or {}), metadata.uid: plan.landed(metadata)}
             case DeleteObject(uid=uid):
-                await self._delete(target, uid)
+                with suppress(NotFoundError, ConflictError):
+                    await self._dependencies.client.delete(target.resource, target.name, uid)
+                key = ObjectKey(target.resource.namespace or "", target.name)
+                next(store for store in self._stores if store.resource == target.resource).drop(key)
             case PatchPolicyStatus(status=status):
                 self._policies.take(
                     await client.patch(
                         target.resource, target.name, {"status": status}, PatchType.MERGE, StoredPolicy, part="status"
                     )
                 )
-
-    async def _delete(self, target: WriteTarget, uid: str) -> None:
-        """Delete an object by name and uid; a newer object of that name stays. Raises ApiError."""
-        with suppress(NotFoundError, ConflictError):
-            await self._dependencies.client.delete(target.resource, target.name, uid)
-        key = ObjectKey(target.resource.namespace or "", target.name)
-        next(store for store in self._stores if store.resource == target.resource).drop(key)
 
     def problems(self) -> Iterator[ApiError]:
         """Return the errors of collections that the controller cannot watch."""

@@ -143,7 +143,9 @@ class _Explainer:
             return
         yield self._iommu_group()
         yield self._whole_group()
-        yield self._stage(StageName.DRIVER, self._driver())
+        yield self._stage(
+            StageName.DRIVER, f"bound to {self._gpu.driver}" if self._gpu.driver else "bound to no driver"
+        )
         yield self._stage(StageName.NODE, self._node())
         yield self._stage(StageName.OFFERED, f"offered as {self._resource.name}" if self._resource else "not offered")
         if self._resource is not None:
@@ -217,9 +219,6 @@ class _Explainer:
             subject = "they change" if moving == others else f"{', '.join(moving)} changes"
             state = f"{subject} drivers with the GPU"
         return self._stage(StageName.WHOLE_GROUP, f"shared with {', '.join(others)}; {state}")
-
-    def _driver(self) -> str:
-        return f"bound to {self._gpu.driver}" if self._gpu.driver else "bound to no driver"
 
     def _node(self) -> str:
         device = self._device()

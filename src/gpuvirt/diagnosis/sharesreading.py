@@ -170,14 +170,15 @@ class SharesFollower:
         shown: SharesOverview | None = None
         while True:
             await self._changed.wait()
-            found = self._overview() if self._index.is_ready else None
+            found = (
+                _overview_of(self._index, away(self._schedules, self._cordoned_by), self._memory)
+                if self._index.is_ready
+                else None
+            )
             if found is not None and found != shown:
                 show(found)
                 shown = found
             await self._clock.sleep(MIN_PAUSE_S)
-
-    def _overview(self) -> SharesOverview:
-        return _overview_of(self._index, away(self._schedules, self._cordoned_by), self._memory)
 
 
 def _all_of(listed: Listed[T]) -> Delta[T]:

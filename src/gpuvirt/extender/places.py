@@ -107,7 +107,13 @@ class Places:
         """
         failed, unresolvable = answer.failed_nodes, answer.failed_and_unresolvable_nodes
         fitting = len(asked.names) - len(failed) - len(unresolvable)
-        self._take_group(asked.pod, is_refused=not fitting)
+        # kube-scheduler places one group, or one pod, after the other.
+        key = asked.pod.group
+        before = self._groups.get(key) if key == self._current else None
+        self._current = key
+        if key is not None:
+            refused = (not fitting) or (before is not None and before.refused)
+            self._groups[key] = _Group(self._clock.monotonic_s(), refused)
         if fitting == 1:
             self._grant(asked.pod, next(name for name in asked.names if name not in failed | unresolvable))
         elif not fitting:
@@ -177,15 +183,6 @@ class Places:
             elif place.pod.status.conditions:
                 limit_s = intervals.unreported_s if place.again else intervals.retried_s
         return since_s + min(limit_s, intervals.place_s)
-
-    def _take_group(self, pod: SharingPod, *, is_refused: bool) -> None:
-        """Record a request for a pod: kube-scheduler places one group, or one pod, after the other."""
-        key = pod.group
-        before = self._groups.get(key) if key == self._current else None
-        self._current = key
-        if key is not None:
-            refused = is_refused or (before is not None and before.refused)
-            self._groups[key] = _Group(self._clock.monotonic_s(), refused)
 
     def _follow(self, pod: SharingPod, place: GrantedPlace) -> None:
         nominated, before = pod.status.nominated_node_name, place.pod.status

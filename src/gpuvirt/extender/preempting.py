@@ -9,7 +9,7 @@ a node that needs no victims before it asks, and an answer may have nodes of the
 """
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 
 from gpuvirt.extender.protocol import MetaPod, MetaVictims, PreemptionArguments, Victims
 from gpuvirt.facts.ids import NodeName, PodUid
@@ -98,7 +98,9 @@ class _Choice:
 
     def victims(self) -> Generator[None, None, Victims | None]:
         """Return the victims; None where no eviction is known to make the pod fit."""
-        kept = self._needed_otherwise()
+        taken = {candidate.pod: sum(self._usage.used(candidate.pod).values()) for candidate in self._with_units}
+        spare = sum(self._usage.free.values()) + sum(taken.values()) - self._demand.total
+        kept = [candidate for candidate in self._with_units if taken[candidate.pod] <= spare]
         uids = {candidate.pod for candidate in kept}
         rest = [candidate for candidate in self._candidates.values() if candidate.pod not in uids]
         usage = self._usage.without(uids)
@@ -108,22 +110,12 @@ class _Choice:
         best = sorted((*kept, *chosen), key=lambda candidate: (-candidate.priority, candidate.pod))
         if self._helps() and cost(self._usage, self._with_units) <= cost(self._usage, best):
             best = sorted(self._with_units, key=lambda candidate: -candidate.priority)
-        return self._answer(best)
+        units = {candidate.pod for candidate in self._with_units}
+        others = [pod for pod in self._proposed.pods if pod not in units]
+        violating_others = min(max(self._proposed.violations - violations(self._with_units), 0), len(others))
+        return Victims([*others, *(candidate.pod for candidate in best)], violations(best) + violating_others)
 
     def _helps(self) -> bool:
         """Return whether the proposal is known to make the pod fit."""
         free = self._usage.without(self._proposed.pods).free
         return place(self._demand, free, whole=self._whole, steps=self._steps) is not None
-
-    def _needed_otherwise(self) -> Sequence[EvictionCandidate]:
-        """Return the proposed victims without which the sum of units is enough."""
-        taken = {candidate.pod: sum(self._usage.used(candidate.pod).values()) for candidate in self._with_units}
-        spare = sum(self._usage.free.values()) + sum(taken.values()) - self._demand.total
-        return [candidate for candidate in self._with_units if taken[candidate.pod] <= spare]
-
-    def _answer(self, chosen: Sequence[EvictionCandidate]) -> Victims:
-        """Return victims with units, and with them those that have none, the highest priorities first."""
-        units = {candidate.pod for candidate in self._with_units}
-        others = [pod for pod in self._proposed.pods if pod not in units]
-        violating_others = min(max(self._proposed.violations - violations(self._with_units), 0), len(others))
-        return Victims([*others, *(candidate.pod for candidate in chosen)], violations(chosen) + violating_others)

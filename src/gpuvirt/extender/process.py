@@ -79,7 +79,12 @@ class ExtenderPages(msgspec.Struct):
         if verb in VERBS:
             if request.method != "POST":
                 return HttpAnswer(405, b"only POST is supported here\n", _TEXT, allow="POST")
-            return await self._answer_verb(verb, request)
+            began_s = self.clock.monotonic_s()
+            answer = await self._answer(verb, request)
+            self.requests.results[verb, answer.result] += 1
+            self.requests.seconds[verb].observe(self.clock.monotonic_s() - began_s)
+            # A connection is kept alive by kube-scheduler: it must not stay with a process that does not lead.
+            return HttpAnswer(200, answer.body, JSON, closes=answer.result in {NOT_SERVING, NOT_PERMITTED})
         pages = ", ".join(f"/{verb}" for verb in VERBS)
         return HttpAnswer(
             404, f"no such page; pages are {pages}; metrics and probes have another port\n".encode(), _TEXT
@@ -99,14 +104,6 @@ class ExtenderPages(msgspec.Struct):
             return Page(200, self.metrics(), CONTENT_TYPE)
 
         return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
-
-    async def _answer_verb(self, verb: str, request: HttpRequest) -> HttpAnswer:
-        began_s = self.clock.monotonic_s()
-        answer = await self._answer(verb, request)
-        self.requests.results[verb, answer.result] += 1
-        self.requests.seconds[verb].observe(self.clock.monotonic_s() - began_s)
-        # A connection is kept alive by kube-scheduler: it must not stay with a process that does not lead.
-        return HttpAnswer(200, answer.body, JSON, closes=answer.result in {NOT_SERVING, NOT_PERMITTED})
 
     def _refusal(self, verb: str, client: ServedClient) -> SchedulerAnswer | None:
         """Return the answer to a client that is not permitted; None for others, and where certificates are optional."""

@@ -158,11 +158,11 @@ def _faults(spec: _Spec) -> Iterator[str]:
         if device.container_edits.is_empty:
             yield f"$.devices[{device.name}].containerEdits: empty"
         yield from _of_edits(f"$.devices[{device.name}]", device.container_edits)
-    yield from (f"$.devices: {name} twice" for name, count in _counts(spec).items() if count > 1)
-
-
-def _counts(spec: _Spec) -> Counter[str]:
-    return Counter(device.name for device in spec.devices)
+    yield from (
+        f"$.devices: {name} twice"
+        for name, count in Counter(device.name for device in spec.devices).items()
+        if count > 1
+    )
 
 
 def _needed(spec: _Spec, name: str) -> tuple[int, int, int]:

@@ -382,17 +382,12 @@ class Index:
         usage = row.usage.without({pod}) if has_own else row.usage
         if nominated:
             ending = [uid for uid, bound in self.pods_on(name).items() if bound.metadata.deletion_timestamp]
-            usage = self._with_nominated(name, usage, nominated, ending)
+            kept = self._kept.get(name)
+            if kept is None or kept.before is not usage or (kept.nominated, kept.ending) != (nominated, ending):
+                found = with_nominated(usage, nominated, ending, self._sharing.whole)
+                kept = self._kept[name] = _Kept(usage, nominated, ending, found)
+            usage = kept.usage
         return row if usage is row.usage else row_of(usage)
-
-    def _with_nominated(
-        self, name: NodeName, usage: NodeUsage, nominated: Sequence[Nomination], ending: Sequence[PodUid]
-    ) -> NodeUsage:
-        kept = self._kept.get(name)
-        if kept is None or kept.before is not usage or (kept.nominated, kept.ending) != (nominated, ending):
-            found = with_nominated(usage, nominated, ending, self._sharing.whole)
-            kept = self._kept[name] = _Kept(usage, nominated, ending, found)
-        return kept.usage
 
     def _take_node(self, node: SharingNode) -> None:
         limits = node.metadata.annotations.limits

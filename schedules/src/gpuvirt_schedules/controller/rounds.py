@@ -224,7 +224,11 @@ class Rounds:
         self._telemetry.observe_round(stored.status, decided.status, now)
         await self._take(self._due(decided))
         for change in changes:
-            await self._change(change)
+            answer = await self._api.change_vm(change)
+            self._changed[change.call.vm] = change.call.action, answer, self._clock.monotonic_s()
+            self._telemetry.observe_call(change.call, answer)
+            words = "schedule: %s" if isinstance(answer, Accepted) else "schedule: could not: %s"
+            log.info(words, logged(change.text))
         return decided.pause_s
 
     async def _decide(self, stored: StoredSchedule, observed: ScheduleObservation, now: datetime) -> Advance:
@@ -275,14 +279,6 @@ class Rounds:
         now_s, seen = self._clock.monotonic_s(), await self._api.read_vms(waiting, before)
         calls = {key: LastCall(action, answer, now_s - at_s) for key, (action, answer, at_s) in self._changed.items()}
         return replace(seen, calls=calls)
-
-    async def _change(self, change: ChangeVm) -> None:
-        """Shut down or start a VM. What fails is decided again in the next round."""
-        answer = await self._api.change_vm(change)
-        self._changed[change.call.vm] = change.call.action, answer, self._clock.monotonic_s()
-        self._telemetry.observe_call(change.call, answer)
-        words = "schedule: %s" if isinstance(answer, Accepted) else "schedule: could not: %s"
-        log.info(words, logged(change.text))
 
     def _due(self, decided: Advance) -> tuple[ScheduleAction, ...]:
         """Return the actions without those of held workers for which they were just taken."""

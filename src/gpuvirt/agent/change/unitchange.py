@@ -122,16 +122,12 @@ def _obstacles_to_drivers(change_host: ChangeHost, plan: DriverPlan) -> Iterator
                 change_host.tools.demand_module(step.driver)
             except ToolError as error:
                 yield refusals.prerequisite_missing(
-                    _first_address(plan),
+                    next((step.address for step in plan.steps if not isinstance(step, LoadModule)), plan.unit),
                     f"needs the driver {step.driver}, which is not loaded, and the host has no such kernel module",
                     f"install the host's package of kernel modules with {step.driver}; then modprobe -n {step.driver}"
                     " finds the module",
                     Seen("", str(error)),
                 )
-
-
-def _first_address(plan: DriverPlan) -> str:
-    return next((step.address for step in plan.steps if not isinstance(step, LoadModule)), plan.unit)
 
 
 def _needs_sriov_manage(inventory: Inventory, gpu: PciAddress) -> bool:
@@ -255,7 +251,10 @@ class UnitChange(msgspec.Struct):
             if phase is None:
                 if plan.drivers.met and state.journal.open:
                     driverphase.settle(self.change_host, state, plan.drivers, self._heads(state))
-                return self._outcome(plan)
+                vgpus = {phase.gpu: self._reasons(phase) for phase in plan.vgpus}
+                drivers = self._ended.get(self.unit, plan.drivers.refusals)
+                hosts = self.inventory.facts.vgpu_hosts
+                return Outcome(drivers, {**vgpus, **self._gone()}, [hosts[gpu] for gpu in self._before if gpu in hosts])
             self._take(observation, state, phase)
 
     def _observe(self) -> HostObservation:
@@ -333,12 +332,6 @@ class UnitChange(msgspec.Struct):
         """Observe the unit during a driver change, before a rollback. The permission to force does not apply to it."""
         observation = replace(self._observe(), inputs=replace(self.inputs, forced=False))
         return observation.with_drivers(observation.vgpu_state({}), list(self.desired))
-
-    def _outcome(self, plan: Plan) -> Outcome:
-        vgpus = {phase.gpu: self._reasons(phase) for phase in plan.vgpus}
-        drivers = self._ended.get(self.unit, plan.drivers.refusals)
-        hosts = self.inventory.facts.vgpu_hosts
-        return Outcome(drivers, {**vgpus, **self._gone()}, [hosts[gpu] for gpu in self._before if gpu in hosts])
 
     def _reasons(self, plan: VgpuPlan) -> tuple[Reason, ...]:
         reasons = self._ended.get(plan.gpu, (*plan.refusals, *plan.pending))

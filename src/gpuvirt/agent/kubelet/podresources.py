@@ -113,19 +113,16 @@ class PodResources:
         rejected = 0
         while True:
             try:
-                return await self._call(method)
+                if self._channel is None:
+                    self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=OPTIONS)
+                call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(f"/{SERVICE}/{method}")
+                return await call(b"", timeout=TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 rejected += 1  # unknown: asked again, and raised after the last try
                 if error.details() != REJECTED or rejected == REJECTED_MOST:
                     await self.close()
                     raise self._unknown(error) from error
             await self._clock.sleep(REJECTED_PAUSE_S)
-
-    async def _call(self, method: str) -> bytes:
-        if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=OPTIONS)
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(f"/{SERVICE}/{method}")
-        return await call(b"", timeout=TIMEOUT_S)
 
     def _unknown(self, error: grpc.aio.AioRpcError) -> PodResourcesUnknownError:
         unknown = PodResourcesUnknownError(f"{self._socket}: {error.code().name}: {error.details()}")

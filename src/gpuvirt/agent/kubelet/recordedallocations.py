@@ -132,7 +132,11 @@ class RecordedAllocations:
         look = self.look()
         self.judge(look)
         with self._lock:
-            return self._answered(look)
+            lost = self.history.lost, self.history.named
+            made_of = (look.checkpoint, look.claims, self.gone, lost, self.why_unknown(look))
+            if self._answer is None or made_of != self._answer[0]:
+                self._answer = made_of, self._new_answer(look, made_of[-1])
+            return self._answer[1]
 
     def look(self) -> Look:
         """Read the record."""
@@ -234,13 +238,6 @@ class RecordedAllocations:
             return None
         text = history.doubt.seen if history.doubt is not None else recordhistory.MISSING
         return allocations_unknown(f"{self._checkpoint_path}: {text}", is_record_incomplete=True)
-
-    def _answered(self, look: Look) -> Recorded | Unknown:
-        lost = self.history.lost, self.history.named
-        made_of = (look.checkpoint, look.claims, self.gone, lost, self.why_unknown(look))
-        if self._answer is None or made_of != self._answer[0]:
-            self._answer = made_of, self._new_answer(look, made_of[-1])
-        return self._answer[1]
 
     def _new_answer(self, look: Look, unknown: Reason | None) -> Recorded | Unknown:
         found: defaultdict[tuple[ResourceName, DeviceId], set[Consumer]] = defaultdict(set)

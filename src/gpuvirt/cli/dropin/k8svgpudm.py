@@ -9,7 +9,7 @@ nor reboots the host: the reason names the processes that keep a GPU from its mo
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -143,15 +143,15 @@ def run(  # noqa: PLR0913  one parameter an option
     It runs until SIGTERM or SIGINT. Starting or stopping it changes no device.
     """
     set_up(LogFormat.TEXT, verbose=False)
-    _warn_of_unused(
-        {
-            "--with-reboot": (with_reboot, "the host is not rebooted"),
-            "--with-shutdown-host-gpu-clients": (with_shutdown, "the host's services are not stopped"),
-            "--gpu-clients-file": (clients_file, "the host's services are not stopped"),
-            "--host-mig-manager-state-file": (state_file, "no other MIG manager is notified"),
-            "--host-kubelet-systemd-service": (kubelet_service, "the kubelet is not stopped"),
-        }
-    )
+    for option, (value, what) in {
+        "--with-reboot": (with_reboot, "the host is not rebooted"),
+        "--with-shutdown-host-gpu-clients": (with_shutdown, "the host's services are not stopped"),
+        "--gpu-clients-file": (clients_file, "the host's services are not stopped"),
+        "--host-mig-manager-state-file": (state_file, "no other MIG manager is notified"),
+        "--host-kubelet-systemd-service": (kubelet_service, "the kubelet is not stopped"),
+    }.items():
+        if value:
+            log.warning("%s has no effect: %s", option, what)
     roots = HostRoots.under(host_root)
     arguments = _Arguments(
         _parsed("--node-name", node_name, parse_node_name),
@@ -175,13 +175,6 @@ class _Arguments(msgspec.Struct, frozen=True):
     roots: HostRoots
     driver_root: Path
     kubelet: KubeletPaths
-
-
-def _warn_of_unused(given: Mapping[str, tuple[str | bool, str]]) -> None:
-    """Log a warning for each option that was given and has no effect."""
-    for option, (value, what) in given.items():
-        if value:
-            log.warning("%s has no effect: %s", option, what)
 
 
 def _parsed(option: str, text: str, parse: Callable[[str], T]) -> T:

@@ -32,14 +32,11 @@ def report(found: Report, *, every: bool) -> None:
     out.print(Text("\n").join(verdict), soft_wrap=True)
     _print_fitting(out, by_harm(findings), UNBOUNDED if every else terminal_height() - len(verdict) - BELOW_FINDINGS)
     for area in Area if every else ():
-        if fine := [finding for finding in _of_area(found, area) if finding.level is Level.OK]:
+        results = [result for result in found.results if result.area is area]
+        if fine := [finding for result in results for finding in result.findings if finding.level is Level.OK]:
             out.print(Text(f"\n{area}", style="bold"))
             for finding in fine:
                 print_finding(out, finding)
-
-
-def _of_area(found: Report, area: Area) -> Iterator[Finding]:
-    return (finding for result in found.results if result.area is area for finding in result.findings)
 
 
 def by_harm(findings: Iterable[Finding]) -> list[Finding]:

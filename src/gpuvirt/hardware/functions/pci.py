@@ -204,7 +204,14 @@ class FunctionReading:
             address=self.address,
             id=function_id,
             class_code=class_code,
-            subsystem=self.or_before(self._subsystem(), before.subsystem if before else None),
+            subsystem=self.or_before(
+                _read_pair(
+                    self.kernel,
+                    attribute(self.address, "subsystem_vendor"),
+                    attribute(self.address, "subsystem_device"),
+                ),
+                before.subsystem if before else None,
+            ),
             revision=self.or_before(
                 self._number("revision", attributes.pci_revision), before.revision if before else None
             ),
@@ -240,11 +247,6 @@ class FunctionReading:
         """Read the NUMA node; the kernel writes -1 where the firmware specifies no node."""
         node = self._number("numa_node", attributes.numa_node)
         return None if isinstance(node, int) and node < 0 else node
-
-    def _subsystem(self) -> PciId | Unread | None:
-        return _read_pair(
-            self.kernel, attribute(self.address, "subsystem_vendor"), attribute(self.address, "subsystem_device")
-        )
 
     def read_address(self, name: str) -> PciAddress | Unread | None:
         """Return the function that a link in the function's folder leads to."""

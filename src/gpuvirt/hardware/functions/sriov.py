@@ -97,7 +97,13 @@ def switch_vfs(kernel: Kernel, tools: Tools, switch: VfSwitch, proof: Proof) -> 
                 f"{missing}; and the driver of {switch.gpu} does not accept a number of VFs: {error.strerror}"
                 f" ({error.filename})"
             ) from error
-    _expect(kernel, switch.gpu, switch.count)
+    # sriov-manage succeeds without effect on a card that it does not support.
+    found = count_vfs(kernel, switch.gpu)
+    if found != switch.count:
+        seen = f"{found} VFs" if isinstance(found, int) else found.detail
+        raise VfsUnchangedError(
+            f"{device_path(switch.gpu)}/virtfn*: {seen}; expected {switch.count}. See the kernel's log"
+        )
 
 
 def _is_nvidias(kernel: Kernel, gpu: PciAddress) -> bool:
@@ -114,11 +120,3 @@ def _why_not_managed(tools: Tools) -> str | None:
     except ToolMissingError as error:
         return str(error)
     return None
-
-
-def _expect(kernel: Kernel, gpu: PciAddress, count: int) -> None:
-    """Check the number of VFs: `sriov-manage` succeeds without effect on a card that it does not support."""
-    found = count_vfs(kernel, gpu)
-    if found != count:
-        seen = f"{found} VFs" if isinstance(found, int) else found.detail
-        raise VfsUnchangedError(f"{device_path(gpu)}/virtfn*: {seen}; expected {count}. See the kernel's log")

@@ -111,7 +111,12 @@ def prepare(system: Path, driver: Path, folder: Path = FOLDER, run: Run = run_pr
     for part in (PIPES, LOGS):
         (folder / part).mkdir(mode=0o755, parents=True, exist_ok=True)
     if not found.is_on_host:
-        _mount(folder, root, run)
+        place = root / folder.relative_to("/")
+        place.mkdir(parents=True, exist_ok=True)
+        try:
+            run_checked(run, ("mount", "--bind", str(folder), str(place)), MOUNT_S)
+        except ToolError as error:
+            raise GpuvirtError(f"{folder} can't be mounted at {place}: {error.output or error}") from error
     options = (f"-{MANY_USERS}",) if MANY_USERS in _help((*into, PROGRAM), run) else ()
     environment = {
         "PATH": PATH,
@@ -139,13 +144,3 @@ def _check_alone(control: MpsControl) -> None:
     except ToolError:
         return
     raise NotReadyError(f"an MPS daemon already serves {control.pipes}; stop it with gpuvirt mps quit")
-
-
-def _mount(folder: Path, root: Path, run: Run) -> None:
-    """Mount the folder at the same path in the root of the driver's container; raise GpuvirtError."""
-    place = root / folder.relative_to("/")
-    place.mkdir(parents=True, exist_ok=True)
-    try:
-        run_checked(run, ("mount", "--bind", str(folder), str(place)), MOUNT_S)
-    except ToolError as error:
-        raise GpuvirtError(f"{folder} can't be mounted at {place}: {error.output or error}") from error

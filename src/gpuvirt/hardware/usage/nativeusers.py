@@ -83,7 +83,9 @@ def read_owners(
     """
     for found in _read_nodes(kernel):
         if render_minor is not None and found.get("drm_render_minor") == render_minor:
-            address = _address(found)
+            location = found.get("location_id", 0) & 0xFFFF  # bus, device and function
+            bus, slot, function = location >> 8, location >> 3 & 0x1F, location & 7
+            address = PciAddress(f"{found.get('domain', 0):04x}:{bus:02x}:{slot:02x}.{function}")
             return frozenset({address} & set(addresses))
     return _of_amds_driver(kernel, addresses)
 
@@ -109,13 +111,6 @@ def _read_nodes(kernel: Kernel) -> Iterator[Mapping[str, int]]:
             continue  # unknown: a render node that no folder has may belong to each of AMD's GPUs
         pairs = (line.split() for line in content.decode(errors="replace").splitlines())
         yield {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
-
-
-def _address(node: Mapping[str, int]) -> PciAddress:
-    """Return the function of a node: `location_id` has bus, device and function in its low 16 bits."""
-    location = node.get("location_id", 0) & 0xFFFF
-    bus, slot, function = location >> 8, location >> 3 & 0x1F, location & 7
-    return PciAddress(f"{node.get('domain', 0):04x}:{bus:02x}:{slot:02x}.{function}")
 
 
 def read_native_users(

@@ -136,22 +136,18 @@ class TlsIdentity:
         if self.is_insecure:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         if self.certificate is not None and self.key is not None:
-            _load_chain(context, self.certificate + b"\n" + self.key)
+            # Python reads only files, and no key should be written to a disk.
+            fd = os.memfd_create("client-certificate", os.MFD_CLOEXEC)
+            try:
+                os.write(fd, (self.certificate + b"\n" + self.key))
+                context.load_cert_chain(f"/proc/self/fd/{fd}")
+            finally:
+                os.close(fd)
         return context
 
 
 def _content(material: Material) -> bytes:
     return material if isinstance(material, bytes) else material.read_bytes()
-
-
-def _load_chain(context: ssl.SSLContext, pem: bytes) -> None:
-    """Load a certificate with its key from memory. Python reads only files, and no key should be written to a disk."""
-    fd = os.memfd_create("client-certificate", os.MFD_CLOEXEC)
-    try:
-        os.write(fd, pem)
-        context.load_cert_chain(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
 
 
 def in_cluster(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Credentials | None:

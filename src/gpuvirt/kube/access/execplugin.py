@@ -211,7 +211,10 @@ class ExecPlugin:
 
     def _run(self) -> bytes:
         """Run the plugin and return its output; its standard error is that of this process."""
-        interactive = self._is_interactive()
+        has_terminal = sys.stdin is not None and sys.stdin.isatty()
+        if self._command.mode == ALWAYS and not has_terminal:
+            raise self._error("needs a terminal (interactiveMode: Always), but standard input is not a terminal")
+        interactive = has_terminal and self._command.mode != NEVER
         environment = {
             **os.environ,  # noqa: TID251  plugins inherit the environment, as kubectl's do
             **self._command.environment,
@@ -237,13 +240,6 @@ class ExecPlugin:
             command = " ".join(self._command.arguments)
             raise self._error(f"failed with exit status {done.returncode}; to see why, run it by hand: {command}")
         return done.stdout
-
-    def _is_interactive(self) -> bool:
-        """Return whether the plugin may use the terminal; raises CredentialsError if it needs one and there is none."""
-        has_terminal = sys.stdin is not None and sys.stdin.isatty()
-        if self._command.mode == ALWAYS and not has_terminal:
-            raise self._error("needs a terminal (interactiveMode: Always), but standard input is not a terminal")
-        return has_terminal and self._command.mode != NEVER
 
     def _decoded(self, output: bytes) -> tuple[Issued, datetime | None]:
         try:

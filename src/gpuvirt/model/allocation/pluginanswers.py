@@ -127,7 +127,9 @@ def _of_node(inventory: Inventory, node: DeviceNode) -> Iterator[_Named]:
         yield _without_device(inventory.facts.device_ids, number)
     elif group := _GROUP_NODE.search(device):
         yield IommuGroup(int(group[1]))
-    elif (own := _OWN_NODE.search(device)) and (of_cdev := _with_cdev(inventory, own[1])):
+    elif (own := _OWN_NODE.search(device)) and (
+        of_cdev := [address for address, function in inventory.facts.functions.items() if own[1] in function.cdevs]
+    ):
         yield from of_cdev
     else:
         yield _of_path(inventory, device)
@@ -139,10 +141,6 @@ def _without_device(ids: DeviceIds, number: DeviceNumber) -> _Named:
         return _Other.SHARED
     minors = {known.minor: gpu for gpu, known in ids.information.items() if isinstance(known, DriverInformation)}
     return minors.get(number.minor, _Other.UNKNOWN)
-
-
-def _with_cdev(inventory: Inventory, name: str) -> list[PciAddress]:
-    return [address for address, function in inventory.facts.functions.items() if name in function.cdevs]
 
 
 def _of_path(inventory: Inventory, device: str) -> _Named:

@@ -212,7 +212,8 @@ def observe_host(tenancies: Tenancies, before: Inventory | None, now: Inventory)
 
 def _observed(tenancies: Tenancies, gpu: PciAddress, before: Inventory | None, now: Inventory) -> Record:
     record, front_end = tenancies.record_of(gpu), front_end_of(now.facts.functions[gpu])
-    uuid = _uuid(now, gpu)
+    found = now.facts.device_ids.information.get(gpu)
+    uuid = found.uuid if isinstance(found, DriverInformation) else None
     if uuid is not None and record.uuid is not None and uuid != record.uuid:
         return Record(CLEAN, front_end, uuid)  # another card: its slot was powered off meanwhile
     tenancy = record.tenancy
@@ -227,11 +228,6 @@ def _observed(tenancies: Tenancies, gpu: PciAddress, before: Inventory | None, n
 def _has_left_vfio(before: Inventory, now: Inventory, gpu: PciAddress) -> bool:
     was = before.facts.functions.get(gpu)
     return was is not None and was.on_vfio and not now.facts.functions[gpu].on_vfio
-
-
-def _uuid(inventory: Inventory, gpu: PciAddress) -> str | None:
-    found = inventory.facts.device_ids.information.get(gpu)
-    return found.uuid if isinstance(found, DriverInformation) else None
 
 
 def observe_devices(tenancies: Tenancies, inventory: Inventory, devices: Consumers, rules: ResourceRules) -> Tenancies:

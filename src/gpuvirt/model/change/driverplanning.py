@@ -321,7 +321,9 @@ def _plan(
     to_native: list[PciAddress],
     first: Iterable[DriverStep],
 ) -> DriverPlan:
-    by_hand = _must_be_probed_by_hand(state, unit)
+    # A probe of the native driver can hang where NVSwitches join the GPUs.
+    has_switches = any(function.kind is FunctionKind.NVSWITCH for function in state.inventory.facts.functions.values())
+    by_hand = has_switches and any(gpu.unit == unit for gpu in state.inventory.gpus.values())
     if refused := driver_refusals(state, desired_drivers, to_vfio, to_native, by_hand=by_hand):
         return DriverPlan(unit, refusals=refused)
     return DriverPlan(
@@ -405,12 +407,6 @@ def _unbinds(state: UnitState, addresses: Iterable[PciAddress]) -> Iterator[Driv
         driver = state.function(address).driver
         if isinstance(driver, str):
             yield Unbind(address, driver)
-
-
-def _must_be_probed_by_hand(state: UnitState, unit: UnitId) -> bool:
-    """Return whether a probe of the native driver can hang, as it can where NVSwitches join the GPUs."""
-    has_switches = any(function.kind is FunctionKind.NVSWITCH for function in state.inventory.facts.functions.values())
-    return has_switches and any(gpu.unit == unit for gpu in state.inventory.gpus.values())
 
 
 def _notes(addresses: Iterable[PciAddress]) -> Iterator[str]:

@@ -256,7 +256,9 @@ class _Reading(msgspec.Struct, frozen=True):
         types = self._types(entry.vgpu_devices or {})
         scheduler = Scheduler(entry.scheduler) if isinstance(entry.scheduler, SchedulerPolicy) else entry.scheduler
         if scheduler is not None:
-            self._check_scheduler(scheduler, types, entry.sizes)
+            message = next(_scheduler_faults(scheduler, types, entry.sizes), None)
+            if message is not None:
+                raise self.written.fault(message, [*self.steps, "scheduler"])
         for note in review(types, entry.sizes):
             self._note(note.code, ("vgpu-devices", *([note.type.text] if note.type else [])), note.message)
         return ConfigEntry(
@@ -317,11 +319,6 @@ class _Reading(msgspec.Struct, frozen=True):
                 message = f"{text!r} matches no NVIDIA GPU; the vendor 10DE comes last, as in 0x223610DE"
                 self._note(NoteCode.BAD_FILTER, place, message)
         return frozenset(filters)
-
-    def _check_scheduler(self, scheduler: Scheduler, types: Iterable[Profile], sizes: Sizes | None) -> None:
-        message = next(_scheduler_faults(scheduler, types, sizes), None)
-        if message is not None:
-            raise self.written.fault(message, [*self.steps, "scheduler"])
 
     def _place(self, steps: Sequence[Step]) -> str:
         full = [*self.steps, *steps]

@@ -49,13 +49,9 @@ class Spec(msgspec.Struct, frozen=True, rename="camel"):
 
 def specs(view: NodeView) -> Mapping[str, bytes]:
     """Return the desired files by name; devices without device nodes are left out."""
-    files = ((_file_name(resource), _spec(resource)) for resource in view.resources)
+    # Domains have no underscore, so no two resources share a file.
+    files = ((f"{PREFIX}{resource.name.replace('/', '_')}.json", _spec(resource)) for resource in view.resources)
     return {name: msgspec.json.format(msgspec.json.encode(spec), indent=1) for name, spec in files if spec.devices}
-
-
-def _file_name(resource: ResourceView) -> str:
-    """Return the file name of a resource; domains have no underscore, so no two resources share a file."""
-    return f"{PREFIX}{resource.name.replace('/', '_')}.json"
 
 
 def _spec(resource: ResourceView) -> Spec:

@@ -200,7 +200,9 @@ class KubeVirtVms:
         try:
             await self._writer.make(call, objects)
         except ApiError as error:
-            return self._answer(error)
+            reason = self._reason(error)
+            is_certain = isinstance(error, (*NOT_MADE, ConflictError))
+            return (Refused if is_certain else OutcomeUnknown)(reason.code, reason.text)
         return Accepted()
 
     async def check(self, vms: Iterable[VmKey]) -> Mapping[VmKey, Abilities] | VmsUnknown:
@@ -233,11 +235,6 @@ class KubeVirtVms:
             return self._reason(error)
         by_name = {vmi.metadata.name: vmi for vmi in vmis}
         return {VmKey(vm.metadata.uid): VmObjects(vm, by_name.get(vm.metadata.name)) for vm in vms}
-
-    def _answer(self, error: ApiError) -> Answer:
-        reason = self._reason(error)
-        is_certain = isinstance(error, (*NOT_MADE, ConflictError))
-        return (Refused if is_certain else OutcomeUnknown)(reason.code, reason.text)
 
     def _reason(self, error: ApiError) -> Reason:
         """Return the reason for an error of the API server, at which KubeVirt's kinds may be missing."""

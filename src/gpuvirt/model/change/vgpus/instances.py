@@ -86,12 +86,12 @@ class VgpuPlaces:
         if self._gpu_state.host.framework is not Framework.MDEV:
             return next((parent for parent in self._free if vgpu == VgpuId(parent)), None)
         if vgpu_type not in self._parents:
-            self._parents[vgpu_type] = {id_: parent for parent in self._free for id_ in self._ids(parent, vgpu_type)}
+            numbers = range(len(self._gpu_state.host.creatable) + 1)
+            self._parents[vgpu_type] = {
+                self._id(parent, vgpu_type, number): parent for parent in self._free for number in numbers
+            }
         parent = self._parents[vgpu_type].get(vgpu)
         return parent if parent in self._free else next(iter(self._free), None)
-
-    def _ids(self, parent: PciAddress, vgpu_type: VgpuType) -> list[VgpuId]:
-        return [self._id(parent, vgpu_type, number) for number in range(len(self._gpu_state.host.creatable) + 1)]
 
     def _new_id(self, parent: PciAddress, vgpu_type: VgpuType) -> VgpuId:
         if self._gpu_state.host.framework is not Framework.MDEV:

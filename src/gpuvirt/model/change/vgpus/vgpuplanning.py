@@ -90,7 +90,12 @@ def plan_gpu(function: PciFunction, gpu_state: GpuState | None, desired: Desired
     if gpu_state is None:
         if not (desired.on_demand or any(desired.types.values())):
             return VgpuPlan(gpu)
-        if _lacks_vfs(function):
+        if (
+            _is_native(function)
+            and function.id.vendor == NVIDIA
+            and bool(function.sriov_total_vfs)
+            and not function.virtfns
+        ):
             return VgpuPlan(gpu, steps=(EnableVfs(gpu),))
         return VgpuPlan(gpu, refusals=(no_host(function),))
     if desired.on_demand:
@@ -116,15 +121,6 @@ def _plan_whole(function: PciFunction, state: GpuState | None) -> VgpuPlan:
     if plan.pending or plan.refusals or not function.virtfns or steps_remove_vfs:
         return plan
     return replace(plan, steps=(*plan.steps, DisableVfs(function.address)))
-
-
-def _lacks_vfs(function: PciFunction) -> bool:
-    return (
-        _is_native(function)
-        and function.id.vendor == NVIDIA
-        and bool(function.sriov_total_vfs)
-        and not function.virtfns
-    )
 
 
 def _is_native(function: PciFunction) -> bool:

@@ -90,7 +90,11 @@ def _creatable(gpu_state: GpuState, carried: Carried) -> Counter[VgpuType]:
 
 def _most(gpu_state: GpuState, carried: Carried, vgpu_type: VgpuType, free: int) -> int:
     if is_mig(vgpu_type):
-        return _on_instances(gpu_state, carried, vgpu_type, free)
+        # The driver lists a type if it has a free instance, but not how many. nvidia-smi's report has the number.
+        # Without it, or if instances were created since, one vGPU fits for certain.
+        listed = 1 if carried.intended == 0 else 0
+        certain = instances.certain_room(gpu_state, vgpu_type, carried.types)
+        return min(free, max(certain if certain is not None else 0, listed))
     if gpu_state.mixed_sizes and gpu_state.card is not None:
         return sum(
             modes.fits(gpu_state.card, carried.types + Counter({vgpu_type: number})) for number in range(1, free + 1)
@@ -99,17 +103,6 @@ def _most(gpu_state: GpuState, carried: Carried, vgpu_type: VgpuType, free: int)
         return 0
     most = gpu_state.most.get(vgpu_type)
     return free if most is None else max(min(free, most - carried.types.total()), 0)
-
-
-def _on_instances(gpu_state: GpuState, carried: Carried, vgpu_type: VgpuType, free: int) -> int:
-    """Return how many more vGPUs of a MIG-backed type find a GPU instance.
-
-    The driver lists a type if it has a free instance, but not how many. nvidia-smi's report has the number; without it,
-    or if instances were created since, one vGPU fits for certain.
-    """
-    listed = 1 if carried.intended == 0 else 0
-    certain = instances.certain_room(gpu_state, vgpu_type, carried.types)
-    return min(free, max(certain if certain is not None else 0, listed))
 
 
 # The kubelet gives the id of a pod that has ended to the next pod while it is listed, so it is withdrawn at once. But
@@ -165,7 +158,9 @@ def replacements(
     """
     if not gpus:
         return Replacements()
-    lives = {entry.target.vgpu for entry in entries if not _has_ended(entry, ends)}
+    lives = {
+        entry.target.vgpu for entry in entries if entry.consumer is None or entry.consumer.pod_uid not in ends.ended
+    }
     until_s: dict[VgpuId, float] = {}
     current: dict[VgpuId, VgpuType] = {}
     for vgpu, found in inventory.vgpus.items():
@@ -175,10 +170,6 @@ def replacements(
         if now_s < until_s[vgpu]:
             current[vgpu] = found.live.type
     return Replacements(until_s, current)
-
-
-def _has_ended(entry: Entry, ends: PodEnds) -> bool:
-    return entry.consumer is not None and entry.consumer.pod_uid in ends.ended
 
 
 _NUMBER = re.compile(r"(?:nvidia-)?([0-9]{1,9})")

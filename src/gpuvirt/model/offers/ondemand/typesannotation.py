@@ -12,7 +12,7 @@ from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import ResourceName, VgpuType
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.offers.view import GpuView, NodeView
+from gpuvirt.model.offers.view import NodeView
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 
 VGPU_TYPES_ANNOTATION = "gpuvirt.io/vgpu-types"
@@ -57,15 +57,11 @@ def types_on_node(view: NodeView, noted: Types) -> Types:
         if resource.on_demand is not None and (resource.mdev_name_selectors or resource.pci_vendor_selectors)
     }
     gpus = [gpu for gpu in view.gpus if gpu.desired == DesiredMode.ON_DEMAND]
-    if all(map(_lists_all_types, gpus)):
+    if all(not gpu.vgpus and gpu.planning is not None and gpu.planning.types for gpu in gpus):
         return found
     listed = set(found.values())
     kept = {name: kind for name, kind in noted.items() if name not in found and kind not in listed}
     return kept | found
-
-
-def _lists_all_types(gpu: GpuView) -> bool:
-    return not gpu.vgpus and gpu.planning is not None and bool(gpu.planning.types)
 
 
 def changes_of(before: Types, now: Types) -> Iterator[TypeChange]:
