@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.agent.kubelet import claims
+from gpuvirt.agent.kubelet import recordedallocations
 from gpuvirt.agent.kubelet.accountwatch import AccountWatch
 from gpuvirt.agent.kubelet.recordedallocations import RecordedAllocations
 from gpuvirt.agent.loops.intervals import Intervals
@@ -48,7 +48,7 @@ OF_130 = {
 
 
 def found(content: str | bytes) -> list[tuple[str, str, str | None]]:
-    parsed = claims.parse(content.encode() if isinstance(content, str) else content)
+    parsed = recordedallocations.parse_claims(content.encode() if isinstance(content, str) else content)
     return [(driver, device, consumer.pod_uid) for (driver, device), consumer in parsed]
 
 
@@ -82,7 +82,7 @@ def test_a_claim_that_is_being_prepared_may_be_any_device() -> None:
 )
 def test_a_damaged_record_is_unknown(content: str) -> None:
     with pytest.raises(DamagedError):
-        claims.parse(content.encode())
+        recordedallocations.parse_claims(content.encode())
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def test_without_a_record_claims_are_unknown_if_a_gpu_vendors_driver_is_register
     if entry is not None:
         (tmp_path / entry).mkdir(parents=True)
     if known:
-        assert claims.read(KubeletPaths(tmp_path)) == ()
+        assert recordedallocations.read_claims(KubeletPaths(tmp_path)) == ()
     else:
         with pytest.raises(DamagedError, match="although"):
-            claims.read(KubeletPaths(tmp_path))
+            recordedallocations.read_claims(KubeletPaths(tmp_path))
 
 
 class Listener:

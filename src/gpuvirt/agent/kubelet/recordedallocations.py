@@ -2,13 +2,20 @@
 
 The kubelet writes the checkpoint when it has allocated all devices of a container, before it admits the next one.
 Reading it takes microseconds and no call, so gpuvirt reads it before each destructive step and at each Allocate.
+
+The claims (DRA) are in `dra_manager_state` (pkg/kubelet/cm/dra/state), which the kubelet creates when it starts and
+replaces before it asks a driver to prepare a claim, and after that. It has the claims of all containers, those of init
+containers too, which the pod-resources API leaves out. Since Kubernetes 1.32 the content is a JSON text with its CRC 32
+(IEEE); an older checksum covers a dump of Go types, and is not checked.
 """
 
 import itertools
 import os
+import re
 import threading
+import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 
@@ -16,9 +23,9 @@ import msgspec
 
 from gpuvirt.agent.known.kubeletrecord import PodInquiry, PodStarts
 from gpuvirt.agent.known.nokubelet import Kubelets, KubeletTrace, NoKubelet
-from gpuvirt.agent.kubelet import checkpoint, claims
+from gpuvirt.agent.kubelet import checkpoint
 from gpuvirt.agent.kubelet.checkpoint import Registered, allocations_unknown, lacks_nodes
-from gpuvirt.agent.kubelet.claims import ClaimedDevice
+from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import BootId, DeviceId, PodUid, ResourceName
 from gpuvirt.facts.nodes import ReadNode, unread_node
@@ -35,6 +42,107 @@ from gpuvirt.model.allocation.recordhistory import (
 )
 from gpuvirt.model.reasons import Reason
 from gpuvirt.paths import KubeletPaths
+
+_GPU_DRIVER = re.compile(r"(?:gpu\.)?(?:nvidia|amd)\.com(?![.\w])|gpu\.intel\.com(?![.\w])")
+"""The beginning of a GPU vendor's DRA driver, of its folder `plugins/DRIVER` and its socket `DRIVER-reg.sock`."""
+
+ClaimedDevice = tuple[tuple[ResourceName, DeviceId], Consumer]
+"""A device by its driver and name, and the pod that has it."""
+
+
+class _Device(msgspec.Struct, frozen=True, rename="pascal"):
+    device_name: str
+
+
+class _DriverState(msgspec.Struct, frozen=True, rename="pascal"):
+    devices: tuple[_Device, ...] = ()
+
+
+class _Claim(msgspec.Struct, frozen=True, rename="pascal"):
+    claim_name: str
+    namespace: str
+    pod_uids: Mapping[str, object] = msgspec.field(name="PodUIDs", default_factory=dict)
+    driver_state: Mapping[str, _DriverState] = {}
+    """By driver since Kubernetes 1.31."""
+    driver_name: str = ""
+    """The driver in older versions, which do not record the devices."""
+
+
+class _Content(msgspec.Struct, frozen=True):
+    claims: tuple[_Claim, ...] | msgspec.UnsetType | None = msgspec.field(
+        name="ClaimInfoStateList", default=msgspec.UNSET
+    )
+    entries: tuple[_Claim, ...] | msgspec.UnsetType | None = msgspec.field(name="Entries", default=msgspec.UNSET)
+    """The name of the field in Kubernetes 1.32."""
+
+
+class _File(msgspec.Struct, frozen=True):
+    data: str | None = msgspec.field(name="Data", default=None)
+    checksum: int = msgspec.field(name="Checksum", default=0)
+    version: str = ""
+    """In versions before Kubernetes 1.32, whose checksum covers a dump of Go types."""
+    entries: tuple[_Claim, ...] = ()
+
+
+def parse_claims(content: bytes) -> tuple[ClaimedDevice, ...]:
+    """Return the devices of the pods' claims; raise DamagedError.
+
+    The devices of a claim that a driver is preparing are unknown: an id that no GPU has stands for them.
+    """
+    return tuple(device for claim in _claims(content) for device in _devices(claim))
+
+
+def _claims(content: bytes) -> tuple[_Claim, ...]:
+    file = from_json(content, _File, null_is_absent=True)
+    if file.data is None:
+        if not file.version:
+            raise DamagedError("it has neither Data nor a version")
+        return file.entries
+    if zlib.crc32(file.data.encode()) != file.checksum:
+        raise DamagedError("its checksum (CRC 32) does not match its content")
+    found = from_json(file.data.encode(), _Content, null_is_absent=True)
+    claims = found.entries if found.claims is msgspec.UNSET else found.claims
+    if claims is msgspec.UNSET:
+        raise DamagedError("it has no ClaimInfoStateList")
+    return claims if claims is not None else ()
+
+
+def _devices(claim: _Claim) -> Iterator[ClaimedDevice]:
+    states = dict(claim.driver_state)
+    if claim.driver_name:
+        states.setdefault(claim.driver_name, _DriverState())
+    unnamed = (_Device(f"claim {claim.namespace}/{claim.claim_name}"),)
+    for uid in claim.pod_uids:
+        for driver, state in states.items():
+            for device in state.devices or unnamed:
+                yield (ResourceName(driver), DeviceId(device.device_name)), Consumer(pod_uid=PodUid(uid))
+
+
+def read_claims(paths: KubeletPaths) -> tuple[ClaimedDevice, ...]:
+    """Return the devices of the pods' claims; raise OSError, DamagedError if they are unknown.
+
+    A kubelet without DRA has no such file. Without the file the claims are unknown if the DRA driver of a GPU vendor
+    was registered with the kubelet.
+    """
+    try:
+        return parse_claims(paths.claims.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        if (driver := gpu_driver(paths)) is not None:
+            raise DamagedError(f"it is missing, although {driver} exists") from None
+        return ()  # unknown: nothing, a kubelet without DRA has no file
+
+
+def gpu_driver(paths: KubeletPaths) -> str | None:
+    """Return a socket or folder of a GPU vendor's DRA driver in the kubelet's folder, None without one."""
+    for folder in (paths.plugins_registry, paths.plugins):
+        try:
+            found = sorted(entry.name for entry in folder.iterdir() if _GPU_DRIVER.match(entry.name))
+        except FileNotFoundError:
+            continue  # unknown: nothing, no such driver is registered
+        if found:
+            return str(folder / found[0])
+    return None
+
 
 Version = tuple[int, int, int]
 """A file's inode, time and size."""
@@ -266,9 +374,9 @@ class RecordedAllocations:
             try:
                 version = _version(self._claims_path)
             except FileNotFoundError:
-                return claims.read(self.paths)  # unknown: `read` raises unless the missing file is an answer
+                return read_claims(self.paths)  # unknown: `read` raises unless the missing file is an answer
             if self._claims is None or self._claims[0] != version:
-                self._claims = version, claims.read(self.paths)
+                self._claims = version, read_claims(self.paths)
             return self._claims[1]
         except (OSError, DamagedError) as error:
             return error
