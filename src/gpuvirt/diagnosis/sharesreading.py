@@ -170,14 +170,11 @@ class SharesFollower:
         shown: SharesOverview | None = None
         while True:
             await self._changed.wait()
-            found = (
-                _overview_of(self._index, away(self._schedules, self._cordoned_by), self._memory)
-                if self._index.is_ready
-                else None
-            )
-            if found is not None and found != shown:
-                show(found)
-                shown = found
+            if self._index.is_ready:
+                overview = _overview_of(self._index, away(self._schedules, self._cordoned_by), self._memory)
+                if overview != shown:
+                    show(overview)
+                    shown = overview
             await self._clock.sleep(MIN_PAUSE_S)
 
 

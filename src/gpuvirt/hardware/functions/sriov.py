@@ -98,11 +98,11 @@ def switch_vfs(kernel: Kernel, tools: Tools, switch: VfSwitch, proof: Proof) -> 
                 f" ({error.filename})"
             ) from error
     # sriov-manage succeeds without effect on a card that it does not support.
-    found = count_vfs(kernel, switch.gpu)
-    if found != switch.count:
-        seen = f"{found} VFs" if isinstance(found, int) else found.detail
+    vfs = count_vfs(kernel, switch.gpu)
+    if vfs != switch.count:
+        count = f"{vfs} VFs" if isinstance(vfs, int) else vfs.detail
         raise VfsUnchangedError(
-            f"{device_path(switch.gpu)}/virtfn*: {seen}; expected {switch.count}. See the kernel's log"
+            f"{device_path(switch.gpu)}/virtfn*: {count}; expected {switch.count}. See the kernel's log"
         )
 
 

@@ -81,11 +81,11 @@ def read_owners(
 
     All of AMD's, where the topology does not tell: each may have it.
     """
-    for found in _read_nodes(kernel):
-        if render_minor is not None and found.get("drm_render_minor") == render_minor:
-            location = found.get("location_id", 0) & 0xFFFF  # bus, device and function
+    for node in _read_nodes(kernel):
+        if render_minor is not None and node.get("drm_render_minor") == render_minor:
+            location = node.get("location_id", 0) & 0xFFFF  # bus, device and function
             bus, slot, function = location >> 8, location >> 3 & 0x1F, location & 7
-            address = PciAddress(f"{found.get('domain', 0):04x}:{bus:02x}:{slot:02x}.{function}")
+            address = PciAddress(f"{node.get('domain', 0):04x}:{bus:02x}:{slot:02x}.{function}")
             return frozenset({address} & set(addresses))
     return _of_amds_driver(kernel, addresses)
 

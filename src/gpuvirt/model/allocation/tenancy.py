@@ -212,8 +212,8 @@ def observe_host(tenancies: Tenancies, before: Inventory | None, now: Inventory)
 
 def _observed(tenancies: Tenancies, gpu: PciAddress, before: Inventory | None, now: Inventory) -> Record:
     record, front_end = tenancies.record_of(gpu), front_end_of(now.facts.functions[gpu])
-    found = now.facts.device_ids.information.get(gpu)
-    uuid = found.uuid if isinstance(found, DriverInformation) else None
+    information = now.facts.device_ids.information.get(gpu)
+    uuid = information.uuid if isinstance(information, DriverInformation) else None
     if uuid is not None and record.uuid is not None and uuid != record.uuid:
         return Record(CLEAN, front_end, uuid)  # another card: its slot was powered off meanwhile
     tenancy = record.tenancy
