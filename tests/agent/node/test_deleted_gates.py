@@ -31,8 +31,7 @@ CHANGER = """
 import os, subprocess, sys
 from pathlib import Path
 from gpuvirt.agent.change.gate.gatelock import Anchor
-from gpuvirt.agent.change.gate.gate import gate_at
-from gpuvirt.agent.change.gate.gate import Gates
+from gpuvirt.agent.change.gate.gate import Gates, gate_at
 folder, slot = Path(sys.argv[1]), sys.argv[2]
 gates = Gates(gate_at(folder / "locks"), folder / "no kubelet", Anchor(folder / "null"))
 with gates.change("unit", lambda: (slot,)) as passed:
