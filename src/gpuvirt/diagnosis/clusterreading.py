@@ -33,7 +33,7 @@ from gpuvirt.kube.kinds.kubevirt import (
     Vmi,
 )
 from gpuvirt.kube.kinds.vgpuschedule import VALID, VgpuSchedule
-from gpuvirt.kube.resources import Collection, KubernetesObject, Metadata, NODES, Resource, pods
+from gpuvirt.kube.resources import NODES, Collection, KubernetesObject, Metadata, Resource, pods
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.inventory.nearness import nearest

@@ -9,12 +9,13 @@ from msgspec.structs import replace
 
 from gpuvirt.agent.shares.nodeshares import stored_shares
 from gpuvirt.agent.shares.shareallocator import GpuChoice
-from gpuvirt.agent.shares.specfiles import SpecFiles
+from gpuvirt.agent.shares.sharefiles import SpecFiles
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName, ConfigSet
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.desired.settings import IdleCount, OnDemandNames, OnDemandSettings, Settings, ShareSettings
+from gpuvirt.model.node.shares import CdiReading
 from gpuvirt.model.shares.annotations import placement
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.node.choice import PodOnNode
@@ -173,7 +174,8 @@ async def test_pods_with_shares_are_in_the_way_where_the_agent_waits_for_them(
         shares.observe_runtime("containerd://2.1.3")
         spec = parse("nvidia.json", nvidia_spec({gpu: 0}).encode())
         assert spec is not None
-        shares.judge([spec], cdi_enabled=None)
+        shares.observed.set(replace(shares.observed.get(), cdi=CdiReading((spec,), None)))
+        node.agent.decide()
         demand = Demand((ContainerDemand(MAIN, ContainerKind.APP, Units(300)),))
         pod = PodOnNode(SHARE_POD, "default", "p", demand, placement(demand, {MAIN: {gpu: Units(300)}}))
         await GpuChoice(shares, node.agent.gpu_claims).choose(pod, UNIT)
