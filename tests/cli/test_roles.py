@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gpuvirt.loops.serialworker import ThreadWorker
-from tests.cli import fleet, plannedcluster, servedday, sharescluster, statuscluster
+from tests.cli import fleet, plannedcluster, servedday, sharescluster, statuscluster, whycluster
 from tests.cli.commandline import ran
 from tests.extender.podapi import serving
 from tests.kube.scriptedapi import Call, Reply
@@ -129,6 +129,18 @@ COMMANDS: tuple[tuple[str, Callable[[], Answer], str], ...] = (
     ("gpuvirt-plan", lambda: fleet.answer, "devices --node node01"),
     ("gpuvirt-plan", lambda: fleet.answer, "vgpu list --all-nodes"),
     ("gpuvirt-shares", lambda: sharescluster.cluster().answer, "shares"),
+    *(
+        ("gpuvirt-why", lambda: whycluster.answer, f"why {target}")
+        for target in (
+            "vm/vm-a -n team",
+            "vm/vm-b -n team",
+            "vm/none -n team",
+            "vmi/none -n team",
+            "pod/waits -n team",
+            "pod/starts -n team",
+            "node/node01",
+        )
+    ),
     (*SCHEDULE, "schedule list"),
     (*SCHEDULE, "schedule show gpus"),
     (*SCHEDULE, "schedule history gpus"),
