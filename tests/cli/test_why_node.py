@@ -29,6 +29,7 @@ def pod(name: str, resource: str, node: str = "", count: str = "1") -> dict[str,
 
 def cluster(*pods: object, agent: bool = True) -> object:
     reasons = [{"code": "GroupShared", "message": "shares its group"}]
+    reasons += [{"code": "CarriesVgpus", "message": "carries 2 vGPUs"}]  # which are offered in its place
     gpus = [
         {"address": "0000:65:00.0", "mode": "passthrough", "offeredAs": A10},
         {"address": "0000:ca:00.0", "mode": "passthrough", "reasons": reasons},

@@ -66,6 +66,7 @@ OFFER = Offered(name=A10, healthy=2, registered=True, pci_vendor_selectors=("10D
 GPUS = (DeviceSeen(GPU, "GA102GL [A10]", A10), DeviceSeen(OTHER, "GA102GL [A10]", A10))
 NODE = NodeSeen("node01", allocatable={A10: 2}, gpu_node=GpuNodeSeen((OFFER,), GPUS))
 PLAIN = NodeSeen("node02")
+OTHER_TYPE = NodeSeen("node03", gpu_node=GpuNodeSeen((Offered(name=QUARTER, healthy=1, registered=True),)))
 LAUNCHER = "virt-launcher-vm-a-x7k2p"
 POD = PodSeen(LAUNCHER, "team", "Pending", requests={A10: 1, "devices.kubevirt.io/kvm": 1}, vm="vm-a")
 WAITS = replace(POD, conditions=(UNSCHEDULABLE,))
@@ -312,6 +313,10 @@ CASES = {
     "not permitted": (
         without_pod("{permittedHostDevices: {}}", NO_ENTRY),
         (VmStageName.PERMITTED, FindingCode.NOT_PERMITTED, 'pciVendorSelector: "10DE:2236"'),
+    ),
+    "not permitted, and offered by no node": (
+        replace(without_pod("{permittedHostDevices: {}}", NO_ENTRY), nodes=(OTHER_TYPE,)),
+        (VmStageName.PERMITTED, FindingCode.NOT_PERMITTED, f"no node offers it, only {QUARTER}"),
     ),
     "not permitted by what its VMI says": (
         replace(without_pod("{}", NO_ENTRY), kubevirts=None),

@@ -20,7 +20,7 @@ from gpuvirt.model.change.vgpus.gpustate import size_of
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt
 from gpuvirt.model.offers.ondemand.typesannotation import VGPU_TYPES_ANNOTATION, Types, types_of
-from gpuvirt.model.reasons import with_code
+from gpuvirt.model.reasons import ReasonCode, with_code
 from gpuvirt.model.shares.demand import whole_amounts
 from gpuvirt.model.workers.away import AwayWorker, NodePhase
 
@@ -296,7 +296,11 @@ def _device(device: str, name: str, found: Gpu | Vgpu) -> DeviceSeen:
         name,
         found.offered_as,
         found.users,
-        tuple(with_code(reason.code, reason.message) for reason in found.reasons),
+        tuple(
+            with_code(reason.code, reason.message)
+            for reason in found.reasons
+            if reason.code != ReasonCode.CARRIES_VGPUS
+        ),
     )
 
 

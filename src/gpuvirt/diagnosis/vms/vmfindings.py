@@ -403,6 +403,15 @@ def not_permitted(evidence: VmEvidence) -> Finding | None:
 
 
 def _entry(evidence: VmEvidence, name: str) -> tuple[str, ...]:
+    """Return what permits a resource; one that no node offers has to be offered first."""
+    offered = sorted({offer.name for _, offer in evidence.offers()})
+    if offered and name not in offered:
+        near = nearest(name, offered)
+        hint = f"did you mean {near}?" if near is not None else "gpuvirt plan node/NODE shows what a label would make"
+        return (
+            f"no node offers it, only {listed(offered)}; {hint}",
+            "the controller permits a resource that is offered",
+        )
     for _, offer in evidence.offers():
         if offer.name == name and (selectors := (*offer.mdev_name_selectors, *offer.pci_vendor_selectors)):
             return permitted_entry(name, selectors[0], is_mdev=bool(offer.mdev_name_selectors))
