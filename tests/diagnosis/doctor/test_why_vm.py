@@ -354,6 +354,10 @@ CASES = {
         on_node(reporting(replace(OFFER, healthy=0), devices=ILL[:1])),
         (VmStageName.SCHEDULED, ReasonCode.FELL_OFF_BUS, f"gpuvirt why {GPU}"),
     ),
+    "too few, and those unhealthy": (
+        on_node(reporting(replace(OFFER, healthy=0), devices=ILL[:1]), replace(WAITS, requests={A10: 2})),
+        (VmStageName.SCHEDULED, FindingCode.TOO_FEW_DEVICES, f"gpuvirt why {GPU}, on node01"),
+    ),
     "too few": (
         on_node(NODE, replace(WAITS, requests={A10: 3})),
         (VmStageName.SCHEDULED, FindingCode.TOO_FEW_DEVICES, "request at most 2"),

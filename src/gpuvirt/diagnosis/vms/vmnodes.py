@@ -223,11 +223,20 @@ class _Judge:
     def too_few(self) -> Finding | None:
         for name, counted in self._amounts.missing():
             count = self._evidence.requests[name]
-            return self._finding(
-                f"has {counted} {name} in all, but {count} {'is' if count == 1 else 'are'} requested",
+            idle = [device for device in self._agent.devices if device.reasons and device.offered_as in {None, name}]
+            without = idle if not counted else []
+            return problem(
                 FindingCode.TOO_FEW_DEVICES,
-                Seen(f"node {self._node.name} $.status.allocatable", f"{name}: {counted}"),
-                f"request at most {counted}" if counted else "request another resource",
+                self._node.name,
+                f"has {counted} {name} in all, but {count} {'is' if count == 1 else 'are'} requested",
+                (
+                    Seen(f"node {self._node.name} $.status.allocatable", f"{name}: {counted}"),
+                    *(Seen(f"not offered: {device.id}", device.reasons[0]) for device in without[:3]),
+                ),
+                fix=(
+                    f"request at most {counted}" if counted else "request another resource",
+                    *(f"gpuvirt why {device.id}, on {self._node.name}" for device in without[:1]),
+                ),
             )
         return None
 
