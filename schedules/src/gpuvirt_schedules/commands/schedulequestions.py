@@ -16,6 +16,7 @@ from gpuvirt.facts.ids import Namespace, NodeName
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.failures import ForbiddenError, NotFoundError
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.kube.kinds.parts import Condition
 from gpuvirt.kube.kinds.vgpuschedule import READY, VALID, VgpuSchedule
 from gpuvirt.kube.resources import Collection, Metadata
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
@@ -333,16 +334,23 @@ class ScheduleQuestions(msgspec.Struct, frozen=True):
             await hypervisor.close()
 
 
+HYPERVISOR = "the hypervisor"
 _NOT_ASKED = VmsUnknown("", "not asked yet")
 _NOTHING = ScheduleObservation({}, {}, {}, _NOT_ASKED)
 
 
-_OF_CONTROLLER: Mapping[tuple[str, str], tuple[ReasonCode, str]] = {
-    (VALID, str(ReasonCode.RIGHT_MISSING)): (ReasonCode.RIGHT_MISSING, schedules.SCHEDULE),
-    (READY, str(ReasonCode.CREDENTIALS_INCOMPLETE)): (ReasonCode.CREDENTIALS_INCOMPLETE, "the hypervisor"),
-}
-"""The conditions, by type and reason, that the controller alone knows: the user of a command may have its right, and
-may not read the Secret."""
+def _of_controller(stored: VgpuSchedule) -> Reason | None:
+    """Return what the controller alone knows: the user of a command may have its right, and may not read the Secret."""
+    for found in stored.status.conditions:
+        if (found.type, found.reason) == (VALID, ReasonCode.RIGHT_MISSING):
+            return Reason(ReasonCode.RIGHT_MISSING, schedules.SCHEDULE, _message(found, schedules.SCHEDULE))
+        if (found.type, found.reason) == (READY, ReasonCode.CREDENTIALS_INCOMPLETE):
+            return Reason(ReasonCode.CREDENTIALS_INCOMPLETE, HYPERVISOR, _message(found, HYPERVISOR))
+    return None
+
+
+def _message(found: Condition, subject: str) -> str:
+    return without_code(found.reason, found.message).removeprefix(f"{subject} ")
 
 
 def _known(stored: VgpuSchedule, now: datetime) -> _Known:
@@ -350,9 +358,7 @@ def _known(stored: VgpuSchedule, now: datetime) -> _Known:
     status = status_of(stored)
     problems = (*texts, *faults(schedule, now))
     row = replace(reports.row_of(schedule, status, problems, now), namespace=stored.metadata.namespace)
-    found = next((found for found in stored.status.conditions if (found.type, found.reason) in _OF_CONTROLLER), None)
-    if found is not None and not problems and found.reason not in {str(reason.code) for reason in row.reasons}:
-        code, subject = _OF_CONTROLLER[found.type, found.reason]
-        message = without_code(code, found.message).removeprefix(f"{subject} ")
-        row = replace(row, state=ScheduleState.HELD, reasons=(Reason(code, subject, message), *row.reasons))
+    reason = _of_controller(stored)
+    if reason is not None and not problems and reason.code not in {other.code for other in row.reasons}:
+        row = replace(row, state=ScheduleState.HELD, reasons=(reason, *row.reasons))
     return _Known(stored, schedule, status, problems, row)
