@@ -160,5 +160,5 @@ def test_a_command_without_its_distribution_of_this_version_says_how_to_get_it(
     assert done.returncode == 1
     assert done.stderr == (
         f"gpuvirt: {command} needs {distribution} {__version__}, which {state};"
-        f" pip install {distribution}=={__version__}, or pip install {folders} in a clone of gpuvirt\n"
+        f" in a clone of gpuvirt: pip install {folders}; or pip install {distribution}=={__version__}\n"
     )
