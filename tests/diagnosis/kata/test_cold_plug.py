@@ -72,6 +72,8 @@ async def test_each_device_of_a_pod_has_one_node(short_path: Path, host: str, se
     async with node_of(host, short_path, settings) as node:
         for number, resource in enumerate(node.offered):
             name = f"pod-{number}"
+            # The GPU of the last pod may carry that pod's vGPU a moment longer.
+            await until(lambda: bool(node.kubelet.manager.resources[resource].healthy))  # noqa: B023  awaited here
             pod = await node.kubelet.run_pod(name, Container("compute", {resource: 1}))
             node.root.make_nodes(node.kernel)
             found = await node.root.witness(name)
