@@ -60,7 +60,7 @@ COMMANDS = {
     "node": Command(IN_PODS, "services.node", "Run the agent of this node: offer its GPUs to the kubelet."),
     "controller": Command(IN_PODS, "services.controller", "Run the controller, which deploys operands to GPU nodes."),
     "extender": Command(IN_PODS, "services.extender", "Run the scheduler extender, which places shares of GPUs."),
-    "webhook": Command(IN_PODS, "services.webhook", "Run the admission webhook for Kata pods with vGPUs."),
+    "webhook": Command(IN_PODS, "services.webhook", "Run the admission webhook for Kata pods and pods with units."),
     "discover": Command(IN_PODS, "services.discover", "Label this node with its NVIDIA GPUs and operating system."),
     "mps": Command(IN_PODS, "services.mps", "Run NVIDIA's MPS daemon, which limits shares of GPUs."),
     "validate": Command(IN_PODS, "services.validate", "Run the checks of container nodes for NVIDIA's operands."),

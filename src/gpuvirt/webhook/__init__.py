@@ -1,1 +1,1 @@
-"""Admission of Kata pods that request vGPUs: the additions and refusals of the mutating webhook."""
+"""Admission of Kata pods that request vGPUs, and of pods with units: the mutating webhook's additions and refusals."""

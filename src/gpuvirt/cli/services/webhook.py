@@ -1,4 +1,4 @@
-"""`gpuvirt webhook`: the admission webhook that gives the pods of Kata with vGPUs what these need."""
+"""`gpuvirt webhook`: the admission webhook, which gives Kata pods with vGPUs and pods with units what these need."""
 
 import asyncio
 from pathlib import Path
@@ -54,12 +54,12 @@ def webhook(  # noqa: PLR0913  one parameter an option
     log_format: options.LogFormatOption = LogFormat.TEXT,
     verbose: options.Verbose = False,
 ) -> None:
-    """Run the admission webhook for Kata pods with vGPUs.
+    """Run the admission webhook for Kata pods and pods with units.
 
     To pods that request a vGPU and have a RuntimeClass of its config, it adds the guest's driver, the licence daemon,
-    and the mounts and variables that the containers need for them. It runs until SIGTERM or SIGINT, and sends no
-    requests to the API server. While no replica runs, the API server refuses pods of these RuntimeClasses, and no
-    others.
+    and the mounts and variables that the containers need for them. Of pods with units, in namespaces that ask for it,
+    it sets the scheduler. It runs until SIGTERM or SIGINT, and sends no requests to the API server. While no replica
+    runs, the API server refuses these pods, and no others.
     """
     set_up(log_format, verbose=verbose)
     address = address_of(listen)
