@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt import documents
 from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt.model.reasons.codes import Code
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
-from gpuvirt_sim.hostspec import HostSpec, load_host
+from gpuvirt_sim.hostspec import load_host
 from gpuvirt_sim.kernel import SimKernel
 from tests.cli.brokenhosts import (
     BESIDE_NIC,
@@ -38,11 +37,12 @@ from tests.cli.brokenhosts import (
     WITH_VFS,
 )
 from tests.cli.commandline import PATH, ran
+from tests.diagnosis.doctor import sickhost
 from tests.diagnosis.doctor.badhosts import BAD
 
 
 def of(text: str) -> Callable[[], SimKernel]:
-    return lambda: build_host(documents.parse(f"about: a host\n{text}", HostSpec, where="test"))
+    return lambda: sickhost.simulated(f"about: a host\n{text}")
 
 
 def simulated(name: str) -> Callable[[], SimKernel]:

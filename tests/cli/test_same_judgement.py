@@ -4,14 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt import documents
 from gpuvirt.model.reasons import FindingCode, ReasonCode
 from gpuvirt_sim.archives.export import export
-from gpuvirt_sim.builder import build_host
-from gpuvirt_sim.hostspec import HostSpec
 from gpuvirt_sim.programs.tools import SimTools
 from tests.cli.brokenhosts import BESIDE_NIC, CONSOLE, DISPLAY, FELL_OFF, GRACE, M60, NOUVEAU, OLD_DRIVER
 from tests.cli.commandline import ran
+from tests.diagnosis.doctor import sickhost
 
 GPU = "0000:65:00.0"
 UNFIT = {
@@ -24,7 +22,7 @@ UNFIT = {
 
 def exported(folder: Path, text: str) -> dict[str, str]:
     """Return the environment of commands on a host."""
-    kernel = build_host(documents.parse(f"about: a host\n{text}", HostSpec, where="test"))
+    kernel = sickhost.simulated(f"about: a host\n{text}")
     if text is MIG:
         assert SimTools(kernel).run("nvidia-smi", ("-i", GPU, "-mig", "1")).exit_code == 0
     export(kernel, folder)
