@@ -46,7 +46,7 @@ from gpuvirt.model.workers.spec import CORDONED_BY, PhaseName
 from gpuvirt.plans.knownconfigs import KnownConfigs, read_known_configs
 from gpuvirt.plans.nodeplan import types_of
 from gpuvirt.shares.awayworkers import away, local_time, read_schedules, stopped_by
-from gpuvirt.shares.confinement import RUNTIME_CLASSES, ConfinedPod, RuntimeClass, why_unconfined
+from gpuvirt.shares.confinement import RUNTIME_CLASSES, ConfinedPod, RuntimeClass, handlers_of, why_unconfined
 from gpuvirt.shares.index import Index
 from gpuvirt.shares.objects import demand_of_pod, needs_limits
 from gpuvirt.shares.sharing import Sharing
@@ -214,7 +214,7 @@ class _VmReader:
         """Return why no limit can hold in a pod; the fields for it are not in the index."""
         pod = await self._client.get(pods(seen.namespace), seen.name, ConfinedPod)
         classes = await self._list(RUNTIME_CLASSES.resource, RuntimeClass)
-        handlers = None if classes is None else {found.metadata.name: found.handler for found in classes}
+        handlers = handlers_of(classes) if classes is not None else None
         return why_unconfined(pod, self._sharing, handlers)
 
     async def _with_neighbours(self, evidence: VmEvidence) -> VmEvidence:

@@ -45,7 +45,7 @@ from gpuvirt.kube.resources import KubernetesObject
 from gpuvirt.loops.histogram import Histogram
 from gpuvirt.model.shares.placement import Steps
 from gpuvirt.shares.budgets import DISRUPTION_BUDGETS, DisruptionBudgets
-from gpuvirt.shares.confinement import RUNTIME_CLASSES, Handlers, RuntimeClass, why_unconfined
+from gpuvirt.shares.confinement import RUNTIME_CLASSES, Handlers, RuntimeClass, handlers_of, why_unconfined
 from gpuvirt.shares.index import Index
 from gpuvirt.shares.objects import SHARING_NODES, SHARING_PODS, SharingNode, SharingPod
 from gpuvirt.shares.sharing import Sharing
@@ -406,7 +406,7 @@ class Extender:
         self._refused.observe({NodeName(key.name) for key in delta.changed})
 
     def _observe_classes(self, delta: Delta[RuntimeClass]) -> None:
-        self._handlers = {key.name: found.handler for key, found in delta.objects.items()}
+        self._handlers = handlers_of(delta.objects.values())
 
     @contextmanager
     def _waking(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 Sources: pods of Kubernetes' core/v1; RuntimeClass of node.k8s.io/v1, whose handler names a runtime of the node.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -35,23 +35,15 @@ Handlers = Mapping[str, str]
 """The handlers of RuntimeClasses, by name."""
 
 
-class Capabilities(msgspec.Struct, frozen=True, gc=False):
-    """The capabilities of a container besides the default ones."""
-
-    add: tuple[str, ...] = ()
-
-
-class SecurityContext(msgspec.Struct, frozen=True, gc=False):
-    """The rights of a container."""
-
-    privileged: bool = False
-    capabilities: Capabilities = Capabilities()
+def handlers_of(classes: Iterable[RuntimeClass]) -> Handlers:
+    """Return the handlers of RuntimeClasses."""
+    return {found.metadata.name: found.handler for found in classes}
 
 
 class Container(core.Container, frozen=True, gc=False, rename="camel"):
     """A container with its rights."""
 
-    security_context: SecurityContext = SecurityContext()
+    security_context: core.SecurityContext = core.SecurityContext()
 
 
 class PodSpec(objects.PodSpec, frozen=True, gc=False, rename="camel"):
@@ -74,6 +66,8 @@ def why_unconfined(pod: ConfinedPod, sharing: Sharing, handlers: Handlers | None
 
     `handlers` are None while the RuntimeClasses are not known.
     """
+    if not pod.metadata.annotations.enforcement:
+        return None  # most pods: their demand is read once, by what places them
     try:
         demand = demand_of_pod(pod, sharing.resource, sharing.whole)
         requires = needs_limits(pod, demand, sharing.whole)

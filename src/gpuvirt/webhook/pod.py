@@ -29,17 +29,10 @@ class Mount(msgspec.Struct, frozen=True, rename="camel"):
     sub_path: str = ""
 
 
-class Capabilities(msgspec.Struct, frozen=True):
-    """The capabilities of a container besides the default ones."""
-
-    add: tuple[str, ...] = ()
-
-
-class SecurityContext(msgspec.Struct, frozen=True, rename="camel"):
-    """The privileges of a container."""
+class SecurityContext(core.SecurityContext, frozen=True, rename="camel"):
+    """The privileges of a container, and its user."""
 
     run_as_user: int | None = None
-    capabilities: Capabilities = Capabilities()
 
 
 class Container(core.Container, frozen=True, gc=True, rename="camel"):

@@ -33,7 +33,7 @@ from gpuvirt.model.shares.annotations import (
 )
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.placement import Policy
-from gpuvirt.shares.confinement import ConfinedPod, Handlers, RuntimeClass, why_unconfined
+from gpuvirt.shares.confinement import ConfinedPod, Handlers, RuntimeClass, handlers_of, why_unconfined
 from gpuvirt.shares.objects import PodAnnotations, PodMetadata, PodStatus, demand_of_pod, needs_limits
 from gpuvirt.shares.sharing import Sharing
 
@@ -163,7 +163,7 @@ class PodShareKeeper:
 
     def observe_classes(self, delta: Delta[RuntimeClass]) -> None:
         """Record the RuntimeClasses of the cluster, by which pods that require limits are judged again."""
-        self._handlers = {key.name: found.handler for key, found in delta.objects.items()}
+        self._handlers = handlers_of(delta.objects.values())
         for uid, (pod, _) in self._observed.items():
             self._observed[uid] = pod, pod_on_node(pod, self._sharing, self._handlers)
         self._show()

@@ -2,11 +2,11 @@
 
 Source: Kubernetes' API reference, core/v1, apps/v1. Undeclared fields are dropped to save memory. `Node` and `WholePod`
 are the whole types. `ReadNode` and `Pod` are the parts of them that the controller keeps by the thousand;
-`shares.objects` has the types that the extender and the agent's shares keep, `webhook.pod` those of
-admission, and `kubevirt` VMs. They extend the types of this module, and so no type of the API is declared twice. These
-types are never written, because their defaults would overwrite existing values. `manifests` and `podparts` have the
-types that are written. Types that the extender keeps refer to no object that refers to them, so that the garbage
-collector need not go through them (`gc=False`).
+`shares.objects` has the types that the extender and the agent's shares keep, `shares.confinement` a pod with the rights
+of its containers, `webhook.pod` those of admission, and `kubevirt` VMs. They extend the types of this module, and so no
+type of the API is declared twice. These types are never written, because their defaults would overwrite existing
+values. `parts` and `podparts` have the types that are written. Types that the extender keeps refer to no object that
+refers to them, so that the garbage collector need not go through them (`gc=False`).
 
 A pod of two containers decoded as a whole takes 5.6 kB and 17 us, with the controller's fields alone 2.3 kB and 8 us.
 Refused: one narrow type for all programs, since each would keep the others' fields; `msgspec.Raw` in kept objects, a
@@ -214,6 +214,19 @@ class Container(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     def quantity(self, resource: ResourceName) -> str | int | float | None:
         """Return the requested quantity of a resource, None where the container does not name the resource."""
         return self.resources.requests.get(resource, self.resources.limits.get(resource))
+
+
+class Capabilities(msgspec.Struct, frozen=True, gc=False):
+    """The capabilities of a container besides the default ones."""
+
+    add: tuple[str, ...] = ()
+
+
+class SecurityContext(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """The privileges of a container."""
+
+    privileged: bool = False
+    capabilities: Capabilities = Capabilities()
 
 
 class Absent(msgspec.Struct, frozen=True):
