@@ -1,6 +1,6 @@
 """The cluster of an installation, for commands."""
 
-from tests.kube.scriptedapi import NOT_FOUND, Call, Reply
+from tests.kube.scriptedapi import FORBIDDEN, NOT_FOUND, Call, Reply
 
 NAMESPACE = "gpu-operator"
 
@@ -20,16 +20,44 @@ AGENT = {
     "spec": {"nodeName": "node01"},
     "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
 }
+VGPU_MANAGER = {
+    "metadata": {
+        "name": "vgpu-manager-b",
+        "namespace": NAMESPACE,
+        "uid": "b",
+        "labels": {"app": "nvidia-vgpu-manager-daemonset"},
+    },
+    "spec": {"nodeName": "node01"},
+    "status": {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]},
+}
+PULLED = {
+    "metadata": {"name": "vgpu-manager-b.2"},
+    "involvedObject": {"uid": "b"},
+    "type": "Normal",
+    "reason": "Pulled",
+    "message": "Successfully pulled image",
+    "lastTimestamp": "2026-01-01T00:01:00Z",
+}
+NO_SECRET = {
+    "metadata": {"name": "vgpu-manager-b.1"},
+    "involvedObject": {"uid": "b"},
+    "type": "Warning",
+    "reason": "FailedMount",
+    "message": 'secret "licence" not found',
+    "lastTimestamp": "2026-01-01T00:00:00Z",
+}
 
 
 class Cluster:
     """The objects of a cluster whose release is in NAMESPACE."""
 
-    def __init__(self) -> None:
+    def __init__(self, *pods: object) -> None:
         self.state = "ready"
         self.nodes: tuple[object, ...] = (NODE,)
         self.selected: tuple[object, ...] = ()
         """The nodes with the label `rack=b`."""
+        self.pods = (AGENT, *pods)
+        self.may_read_events = True
         self.installed = True
         self.asked = 0
         self.ready_after = 0
@@ -40,7 +68,9 @@ class Cluster:
             self.asked += 1
             return self.policies() if self.installed else NOT_FOUND
         if call.path.startswith(f"/api/v1/namespaces/{NAMESPACE}/pods"):
-            return items(AGENT)
+            return items(*self.pods)
+        if call.path == f"/api/v1/namespaces/{NAMESPACE}/events":
+            return items(PULLED, NO_SECRET) if self.may_read_events else FORBIDDEN
         nodes = self.selected if "labelSelector=rack%3Db" in call.target else self.nodes
         return items(*nodes) if call.path == "/api/v1/nodes" else items()
 

@@ -12,7 +12,7 @@ from gpuvirt.loops.serialworker import ThreadWorker
 from tests.cli import fleet, plannedcluster, servedday, sharescluster, statuscluster, whycluster
 from tests.cli.commandline import ran
 from tests.extender.podapi import serving
-from tests.kube.scriptedapi import Call, Reply
+from tests.kube.scriptedapi import FORBIDDEN, Call, Reply
 from tests.schedules.coverednode import covered
 from tests.schedules.servedcommands import SELF_REVIEWS, answering
 
@@ -20,7 +20,6 @@ FILE = Path(__file__).parent.parent.parent / "examples/roles/commands.yaml"
 NAMESPACES = {"gpuvirt": "gpu-operator"}
 """The namespace of the release on some served clusters, and in the file."""
 VERBS = {"PATCH": "patch", "POST": "create"}
-FORBIDDEN: Reply = 403, {"kind": "Status", "message": "the role lacks a rule", "code": 403}
 Answer = Callable[[Call], Reply]
 
 
@@ -123,7 +122,7 @@ def with_configs() -> Answer:
 
 SCHEDULE = ("gpuvirt-schedule", on_a_day)
 COMMANDS: tuple[tuple[str, Callable[[], Answer], str], ...] = (
-    ("gpuvirt-status", lambda: statuscluster.Cluster().answer, "status"),
+    ("gpuvirt-status", lambda: statuscluster.Cluster(statuscluster.VGPU_MANAGER).answer, "status"),
     ("gpuvirt-plan", planned, "plan node/node01 --vgpu-config A10-4Q"),
     ("gpuvirt-plan", lambda: fleet.answer, "devices --all-nodes"),
     ("gpuvirt-plan", lambda: fleet.answer, "devices --node node01"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 from tests.cli.commandline import GPUVIRT, PATH
-from tests.cli.statuscluster import NAMESPACE, NODE, Cluster
+from tests.cli.statuscluster import NAMESPACE, NODE, VGPU_MANAGER, Cluster
 from tests.extender.podapi import serving
 
 
@@ -68,6 +68,15 @@ async def test_a_cluster_without_the_kinds_says_what_to_install(tmp_path: Path) 
         "  fix: helm install gpuvirt deploy/chart -n gpu-operator --create-namespace\n"
         "       --set image.repository=REGISTRY/gpuvirt\n"
     )
+
+
+async def test_a_pod_that_is_not_ready_has_the_cause_that_events_give(tmp_path: Path) -> None:
+    cluster = Cluster(VGPU_MANAGER)
+    reported = await run(cluster, tmp_path)
+    assert 'FailedMount: secret "licence" not found' in reported.stdout
+    cluster.may_read_events = False
+    without = await run(cluster, tmp_path)
+    assert "kubectl describe pod vgpu-manager-b -n gpu-operator" in " ".join(without.stdout.split())
 
 
 async def test_waiting_ends_when_the_policy_is_ready_or_the_time_is_over(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ class Call:
 
 Reply = tuple[int, object]
 """A status, and its body as JSON; the items of an iterator are sent as one line each."""
+FORBIDDEN: Reply = 403, {"kind": "Status", "message": "the role lacks a rule", "code": 403}
 NOT_FOUND: Reply = 404, {"kind": "Status", "message": "not found", "code": 404}
 NOT_STREAMED: Reply = 422, {"kind": "Status", "message": "sendInitialEvents is forbidden for watch", "code": 422}
 CONFLICT: Reply = 409, {"kind": "Status", "message": "the object has been modified", "code": 409}

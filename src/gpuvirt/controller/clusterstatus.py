@@ -6,6 +6,7 @@ which reports their states in the GpuNode; the others are pods.
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ from gpuvirt.controller.policy import status as policy_status
 from gpuvirt.controller.policy.policies import InvalidValue, of_node
 from gpuvirt.facts.ids import Namespace, parse_namespace
 from gpuvirt.kube.client import Client
+from gpuvirt.kube.events import EVENTS, EventLevel, SeenEvent, newest
 from gpuvirt.kube.failures import ApiError, ForbiddenError, NotFoundError
 from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES, Choice, ClusterPolicy, StoredPolicy, choose
 from gpuvirt.kube.kinds.core import Node, Pod
@@ -75,6 +77,7 @@ PODS: Mapping[str, str] = {
 RUNNING, OFF = "Running", "Off"
 ALL_OPERANDS = "operands"
 """The component that stands for all components of a node on which an admin has switched them off."""
+NO_CAUSES: Mapping[str, str] = MappingProxyType({})
 CHECKS = ("VfioPciReady", "VgpuManagerReady", "VgpuDevicesReady")
 
 
@@ -96,8 +99,12 @@ def rows(
     gpu_nodes: Mapping[str, GpuNode],
     pods: Sequence[Pod],
     deployer: Deployer | None = None,
+    causes: Mapping[str, str] = NO_CAUSES,
 ) -> tuple[Row, ...]:
-    """Return the components of all nodes with GPUs, by node; without a ClusterPolicy none counts as missing."""
+    """Return the components of all nodes with GPUs, by node; without a ClusterPolicy none counts as missing.
+
+    `causes`: what events say about pods that are not ready, by uid.
+    """
     by_node: dict[str, list[Pod]] = {}
     for pod in pods:
         by_node.setdefault(pod.spec.node_name, []).append(pod)
@@ -108,7 +115,7 @@ def rows(
             gpu_node = gpu_nodes.get(name)
             observed = _observed(node, gpu_node, of_nodes.get(name, NO_PODS).apps, deployer)
             problems = problems_of(observed, deployer) if deployer else ()
-            found += _rows_of(node, gpu_node, observed, problems, by_node.get(name, ()))
+            found += _rows_of(node, gpu_node, observed, problems, by_node.get(name, ()), causes)
     return tuple(found)
 
 
@@ -121,7 +128,12 @@ def _observed(node: Node, gpu_node: GpuNode | None, apps: frozenset[str], deploy
 
 
 def _rows_of(
-    node: Node, gpu_node: GpuNode | None, observed: ObservedNode, problems: Sequence[NodeProblem], pods: Sequence[Pod]
+    node: Node,
+    gpu_node: GpuNode | None,
+    observed: ObservedNode,
+    problems: Sequence[NodeProblem],
+    pods: Sequence[Pod],
+    causes: Mapping[str, str],
 ) -> Iterator[Row]:
     name, workload = node.metadata.name, _workload(node.metadata.labels)
     if observed.placement.operands_off:
@@ -137,7 +149,7 @@ def _rows_of(
         if problem.component != AGENT or not has_agent:
             state, detail = str(problem.reason.code), _detail(problem.reason)
             yield Row(name, workload, problem.component, ready=False, state=state, detail=detail)
-    yield from _pod_rows(name, workload, pods)
+    yield from _pod_rows(name, workload, pods, causes)
 
 
 def _detail(reason: Reason) -> str:
@@ -206,14 +218,24 @@ def _plugin(name: str, workload: str, status: Status) -> Row:
     return Row(name, workload, PLUGIN, ready=True, state=RUNNING, detail=offered or "no devices to offer")
 
 
-def _pod_rows(node: str, workload: str, pods: Iterable[Pod]) -> Iterator[Row]:
+def _pod_rows(node: str, workload: str, pods: Iterable[Pod], causes: Mapping[str, str]) -> Iterator[Row]:
     for pod in sorted(pods, key=lambda pod: pod.metadata.name):
         component, ready = PODS.get(pod.app), pod.status.ready
         if pod.app == OperandName.AGENT and workload in _AGENT_WORKLOADS and not ready:
             component = OperandName.AGENT.value  # a ready agent has only the rows of its parts
         if component is not None:
-            state, why = (RUNNING, "") if ready else (pod.status.phase or "Unknown", pod.status.waiting_reason)
+            state, why = (RUNNING, "") if ready else (pod.status.phase or "Unknown", _why_unready(pod, causes))
             yield Row(node, workload, component, ready=ready, state=state, detail=why)
+
+
+def _why_unready(pod: Pod, causes: Mapping[str, str]) -> str:
+    """Return the kubelet's reason, or what an event says, or how to find out: a driver may take minutes to build."""
+    named = f"{pod.metadata.name} -n {pod.metadata.namespace}"
+    return (
+        pod.status.waiting_reason
+        or causes.get(pod.metadata.uid, "")
+        or f"no event says why; see kubectl describe pod {named}, and kubectl logs {named} --all-containers"
+    )
 
 
 def _first(failed: Sequence[Condition]) -> tuple[str, str]:
@@ -317,10 +339,32 @@ async def ask(client: Client, namespace: Namespace) -> ClusterStatus:
         policy=choice.stored.metadata.name if choice is not None else None,
         state=str(status.state) if status is not None and status.state is not None else None,
         reason=ready.why if ready is not None else "",
-        components=rows(nodes, by_name, operand_pods, deployer),
+        components=rows(nodes, by_name, operand_pods, deployer, await _causes(client, namespace, operand_pods)),
         invalid=tuple(_invalid(choice, nodes, by_name)),
         namespace=namespace,
     )
+
+
+async def _causes(client: Client, namespace: Namespace, pods: Iterable[Pod]) -> Mapping[str, str]:
+    """Return what events say about each pod whose status does not say why it is not ready, by uid: best a warning.
+
+    Events may be read with more rights than the rest; without them no pod has a cause.
+    """
+    asked = {pod.metadata.uid for pod in pods if not (pod.status.ready or pod.status.waiting_reason)}
+    if not asked:
+        return NO_CAUSES
+    of_pods = Collection(replace(EVENTS, namespace=namespace), SeenEvent, fields="involvedObject.kind=Pod")
+    try:
+        seen = (await client.list(of_pods)).items
+    except ForbiddenError:
+        return NO_CAUSES
+    by_pod: dict[str, list[SeenEvent]] = {uid: [] for uid in asked}
+    for event in seen:
+        by_pod.get(event.involved_object.uid, []).append(event)
+    return {
+        uid: newest(event for event in events if event.type == EventLevel.WARNING) or newest(events)
+        for uid, events in by_pod.items()
+    }
 
 
 def _invalid(choice: Choice | None, nodes: Iterable[Node], gpu_nodes: Mapping[str, GpuNode]) -> Iterator[InvalidValue]:

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.diagnosis.evidence import ClusterNode
@@ -19,6 +18,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.access.kubecontext import from_kubeconfig
 from gpuvirt.kube.client import Client
+from gpuvirt.kube.events import EVENTS, SeenEvent, newest
 from gpuvirt.kube.failures import ForbiddenError, NotFoundError
 from gpuvirt.kube.kinds import core
 from gpuvirt.kube.kinds.core import ENDED
@@ -33,7 +33,7 @@ from gpuvirt.kube.kinds.kubevirt import (
     Vmi,
 )
 from gpuvirt.kube.kinds.vgpuschedule import VALID, VgpuSchedule
-from gpuvirt.kube.resources import NODES, Collection, KubernetesObject, Metadata, Resource, pods
+from gpuvirt.kube.resources import NODES, Collection, KubernetesObject, Resource, pods
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
 from gpuvirt.model.desired.invalid import Origin, Source
 from gpuvirt.model.inventory.nearness import nearest
@@ -59,7 +59,6 @@ RESOURCES = {
     ObjectKind.VMI: Resource("virtualmachineinstances", "kubevirt.io"),
     ObjectKind.POD: Resource("pods"),
 }
-EVENTS = Resource("events")
 SCHEDULABLE = "kubevirt.io/schedulable"
 """The label by which KubeVirt schedules VMs on a node."""
 LAUNCHERS = f"{vmevidence.LAUNCHER_LABEL}={vmevidence.LAUNCHER}"
@@ -67,16 +66,6 @@ LAUNCHERS = f"{vmevidence.LAUNCHER_LABEL}={vmevidence.LAUNCHER}"
 
 FAILURES = frozenset({"FailedCreatePodSandBox", "Failed"})
 """The kubelet's events of a pod without a sandbox, and of a container that it could not create or start."""
-
-
-class PodEvent(msgspec.Struct, frozen=True, rename="camel"):
-    """An event about a pod; newer reporters give `eventTime` alone."""
-
-    metadata: Metadata
-    reason: str = ""
-    message: str = ""
-    last_timestamp: str | None = None
-    event_time: str | None = None
 
 
 def ask(credentials: Credentials, target: ObjectRef, sharing: Sharing | None = None) -> VmEvidence:
@@ -196,11 +185,9 @@ class _VmReader:
     async def _event(self, pod: PodSeen) -> str:
         """Return the newest event that tells why a pod does not start, empty if there is none."""
         events = await self._list(
-            replace(EVENTS, namespace=pod.namespace), PodEvent, fields=f"involvedObject.uid={pod.uid}"
+            replace(EVENTS, namespace=pod.namespace), SeenEvent, fields=f"involvedObject.uid={pod.uid}"
         )
-        failures = [event for event in events or () if event.reason in FAILURES]
-        newest = max(failures, key=lambda event: event.last_timestamp or event.event_time or "", default=None)
-        return f"{newest.reason}: {newest.message}" if newest is not None else ""
+        return newest(event for event in events or () if event.reason in FAILURES)
 
     async def _shares(self, seen: PodSeen) -> SharesSeen | None:
         try:

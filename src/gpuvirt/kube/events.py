@@ -17,6 +17,8 @@ from gpuvirt.kube.resources import Metadata, Resource
 
 log = logging.getLogger(__name__)
 
+EVENTS = Resource("events")
+"""The events of core/v1, which `kubectl get events` shows."""
 DEFAULT_NAMESPACE = "default"
 """The namespace of events about cluster-scoped objects."""
 MOST_NOTE = 1000
@@ -74,6 +76,30 @@ class Event(msgspec.Struct, frozen=True, rename="camel"):
     regarding: About
     note: str
     type: str
+
+
+class Involved(msgspec.Struct, frozen=True):
+    """The object that a stored event is about."""
+
+    uid: str = ""
+
+
+class SeenEvent(msgspec.Struct, frozen=True, rename="camel"):
+    """A stored event, as core/v1 shows it; newer reporters give `eventTime` alone."""
+
+    metadata: Metadata
+    involved_object: Involved = Involved()
+    reason: str = ""
+    message: str = ""
+    type: str = ""
+    last_timestamp: str | None = None
+    event_time: str | None = None
+
+
+def newest(events: Iterable[SeenEvent]) -> str:
+    """Return the reason and the message of the newest event, empty without events."""
+    last = max(events, key=lambda event: event.last_timestamp or event.event_time or "", default=None)
+    return f"{last.reason}: {last.message}" if last is not None else ""
 
 
 class _Created(msgspec.Struct, frozen=True):
