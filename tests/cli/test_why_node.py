@@ -27,7 +27,7 @@ def pod(name: str, resource: str, node: str = "", count: str = "1") -> dict[str,
     }
 
 
-def cluster(*pods: object, agent: bool = True) -> object:
+def cluster(*pods: object, agent: bool = True, labels: dict[str, str] | None = None) -> object:
     reasons = [{"code": "GroupShared", "message": "shares its group"}]
     reasons += [{"code": "CarriesVgpus", "message": "carries 2 vGPUs"}]  # which are offered in its place
     gpus = [
@@ -41,7 +41,13 @@ def cluster(*pods: object, agent: bool = True) -> object:
     allocatable = {A10: "1", UNITS: "1000", leftover["name"]: "0"}
     annotations = {SHARED_GPUS_ANNOTATION: json.dumps({"GPU-8a5c31f2": 1000})}
     node = {
-        "metadata": {"name": "node01", "uid": "n1", "resourceVersion": "1", "annotations": annotations},
+        "metadata": {
+            "name": "node01",
+            "uid": "n1",
+            "resourceVersion": "1",
+            "annotations": annotations,
+            "labels": labels or {},
+        },
         "status": {"allocatable": allocatable, "conditions": [READY]},
     }
 
@@ -123,10 +129,24 @@ async def test_the_newest_event_of_a_pod_that_does_not_start_is_quoted(tmp_path:
     assert not any("kubectl logs" in step for step in found["blocker"]["fix"])
 
 
-async def test_a_node_without_an_agent_is_said_to_have_none(tmp_path: Path) -> None:
-    done = await run(tmp_path, "why", "node/node01", cluster=cluster(agent=False))
+PRESENT = {"nvidia.com/gpu.present": "true"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "because"),
+    [
+        ({}, "no label nvidia.com/gpu.present=true"),
+        (PRESENT, "agent has not reported"),
+        (PRESENT | {"nvidia.com/gpu.deploy.operands": "false"}, "label nvidia.com/gpu.deploy.operands=false"),
+        (PRESENT | {"nvidia.com/gpu.workload.config": "container"}, "gives its GPUs to containers"),
+    ],
+)
+async def test_a_node_without_an_agent_has_the_label_that_is_why(
+    tmp_path: Path, labels: dict[str, str], because: str
+) -> None:
+    done = await run(tmp_path, "why", "node/node01", cluster=cluster(agent=False, labels=labels))
     assert done.returncode == 1
-    assert "no GpuNode" in done.stdout
+    assert because in " ".join(done.stdout.split())
 
 
 async def test_a_kind_and_a_name_may_be_two_words(tmp_path: Path) -> None:

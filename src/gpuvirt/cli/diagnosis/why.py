@@ -230,4 +230,5 @@ def _print_head(out: Console, found: NodeExplanation) -> None:
     if found.sharing is not None:
         say(out, f"Enforcement of the shares of new pods: {found.sharing}.")
     if not found.has_agent:
-        say(out, "It has no GpuNode: gpuvirt's agent has not reported there.", style="yellow")
+        because = found.no_agent_because or "gpuvirt's agent has not reported there"
+        say(out, f"It has no GpuNode: {because}.", style="yellow")

@@ -21,6 +21,8 @@ from gpuvirt.diagnosis.vms.vmnodes import NodeFit, judge_nodes
 from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.kinds.core import condition
+from gpuvirt.kube.labels import OPERANDS_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
+from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.workers.away import AwayWorker, NodePhase
 
 VERSION = 1
@@ -211,6 +213,8 @@ class NodeExplanation(msgspec.Struct, frozen=True):
     ready: bool
     has_agent: bool
     """Whether the node has a GpuNode."""
+    no_agent_because: str
+    """The label, or the missing one, for which gpuvirt runs no agent there; empty if it does, or where it should."""
     away: str | None
     """Why the node gets no pods, if a VgpuSchedule is the cause: nothing of it is free then."""
     resources: tuple[ResourceOfNode, ...]
@@ -244,6 +248,7 @@ def explain_node(evidence: NodeEvidence) -> NodeExplanation:
         node.name,
         node.ready,
         node.gpu_node is not None,
+        _no_agent_because(node.labels) if node.gpu_node is None else "",
         evidence.away.message if evidence.away is not None else None,
         tuple(_resource(evidence, agent, name) for name in names),
         tuple(dict.fromkeys(reasons)),
@@ -251,6 +256,16 @@ def explain_node(evidence: NodeEvidence) -> NodeExplanation:
         tuple(phase.message for phase in evidence.phases),
         agent.sharing,
     )
+
+
+def _no_agent_because(labels: Mapping[str, str]) -> str:
+    if labels.get(OPERANDS_LABEL) == "false":
+        return f"label {OPERANDS_LABEL}=false keeps gpuvirt off it"
+    if labels.get(PRESENT_LABEL) != "true":
+        return f"it has no label {PRESENT_LABEL}=true, which gpuvirt discover or NFD sets where it finds a GPU"
+    if labels.get(WORKLOAD_LABEL) == Workload.CONTAINER:
+        return f"label {WORKLOAD_LABEL}={Workload.CONTAINER} gives its GPUs to containers, without an agent"
+    return ""
 
 
 def _names(evidence: NodeEvidence, agent: GpuNodeSeen) -> Iterator[str]:
