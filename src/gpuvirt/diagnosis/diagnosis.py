@@ -57,6 +57,7 @@ CHECKS: tuple[Check, ...] = (
     Check(Area.RUNTIME, runtime.container_cdi),
     Check(Area.RUNTIME, kata.kata_cdi_specs),
     Check(Area.RUNTIME, kata.kata_settings, for_vms=True),
+    Check(Area.RUNTIME, kata.kata_handler, for_vms=True),
     Check(Area.RUNTIME, kata.kata_devices, for_vms=True),
     Check(Area.RUNTIME, kata.kata_nodes, for_vms=True),
     Check(Area.KUBEVIRT, kubevirt.permitted_names),

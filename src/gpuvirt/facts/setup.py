@@ -46,6 +46,8 @@ class Setup(msgspec.Struct, frozen=True):
     """Configurations of container runtimes."""
     kata: tuple[KataRuntime, ...] = ()
     """Kata's runtimes that these configurations name."""
+    kata_folders: tuple[Listing, ...] = ()
+    """The folders of Kata's own configurations; none are read where a configuration names Kata."""
     cdi_folders: tuple[Listing, ...] = ()
     cdi_specs: tuple[Attribute, ...] = ()
     """The CDI specs of all programs; none are read where no configuration names Kata."""

@@ -57,6 +57,15 @@ def test_a_host_without_kata_has_no_findings_of_it() -> None:
     assert kata_findings(kernel) == []
 
 
+def test_settings_of_kata_without_a_handler_are_named() -> None:
+    files = {CONTAINERD: "version = 3\n", "/etc/kata-containers/configuration.toml": COLD}
+    (one,) = problems(host(PlatformSpec(files=files)))
+    assert (one.code, one.level) == (FindingCode.KATA_HAS_NO_HANDLER, Level.WARNING)
+    assert [seen.path for seen in one.seen] == ["/etc/kata-containers", CONTAINERD]
+    assert CONTAINERD in one.fix[-1]
+    assert problems(kata_host({})) == [], "a handler starts it"
+
+
 def test_specs_that_every_runtime_reads_are_fine() -> None:
     kernel = kata_host({"/etc/cdi/a.json": spec("a"), "/var/run/cdi/b.yaml": spec("a", "b"), "/etc/cdi/notes.txt": "{"})
     assert problems(kernel) == []

@@ -182,6 +182,29 @@ def kata_nodes(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
+def kata_handler(evidence: Evidence) -> Iterator[Finding]:
+    """A container runtime has a handler that starts Kata, where Kata's configurations are on the host."""
+    installed = [folder for folder in evidence.setup.kata_folders if folder.known]
+    if installed:
+        runtimes = [runtime.own for runtime in evidence.setup.runtimes]
+        yield problem(
+            FindingCode.KATA_HAS_NO_HANDLER,
+            "Kata",
+            "is installed, and no handler of the container runtime starts it",
+            (
+                *(Seen(folder.path, folder.shown) for folder in installed),
+                *(Seen(file.path, "has no handler of Kata, nor have the files that it imports") for file in runtimes),
+            ),
+            why="no pod of a RuntimeClass of Kata starts on this node, and no other setting of Kata can be checked",
+            fix=(
+                "# kata-deploy writes the handler; the log of its pod on this node tells why it did not:",
+                "kubectl get pods -A -l name=kata-deploy -o wide",
+                f"# where a file has the handler: import it in {runtimes[0].path}, and restart the container runtime",
+            ),
+            level=Level.WARNING,
+        )
+
+
 def _is_read(runtime: KataRuntime) -> bool:
     return bool(runtime.files) and not any(isinstance(file.value, Unread) for file in runtime.files)
 

@@ -20,7 +20,7 @@ from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.attributes import read_attribute, read_listing
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions import iommu, pci
-from gpuvirt.hardware.host.runtimes import read_cdi_specs, read_kata, read_runtimes
+from gpuvirt.hardware.host.runtimes import KATA_FOLDERS, read_cdi_specs, read_kata, read_runtimes
 from gpuvirt.paths import HostPath
 
 PINS = HostPath("/etc/driverctl.d")
@@ -114,6 +114,7 @@ def read_setup(kernel: Kernel, facts: Facts, gpus: Iterable[PciFunction]) -> Set
         framebuffers=tuple(_framebuffers(kernel)),
         runtimes=runtimes,
         kata=kata,
+        kata_folders=tuple(read_listing(kernel, folder) for folder in KATA_FOLDERS) if runtimes and not kata else (),
         cdi_folders=cdi_folders,
         cdi_specs=cdi_specs,
         functions={gpu.address: _function(kernel, gpu) for gpu in gpus},

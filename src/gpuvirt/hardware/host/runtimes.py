@@ -208,7 +208,11 @@ def _list(values: list[object]) -> str:
     return "[" + ", ".join(f'"{value}"' for value in kept) + "]"
 
 
-FOLDERS = ("/etc/kata-containers", "/usr/share/defaults/kata-containers", "/opt/kata/share/defaults/kata-containers")
+KATA_FOLDERS = (
+    "/etc/kata-containers",
+    "/usr/share/defaults/kata-containers",
+    "/opt/kata/share/defaults/kata-containers",
+)
 """The folders of Kata's default configuration; that of the runtime in Rust is in `runtime-rs` below them."""
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 """Kata reads these folders, whatever the container runtime's setting is."""
@@ -229,7 +233,7 @@ def read_kata(kernel: Kernel, runtimes: Iterable[Runtime]) -> Iterator[KataRunti
 
 def _files(kernel: Kernel, handler: Handler) -> Iterator[Attribute]:
     below = f"/{RUST}" if handler.is_rust else ""
-    usual = [f"{folder}{below}/configuration.toml" for folder in FOLDERS]
+    usual = [f"{folder}{below}/configuration.toml" for folder in KATA_FOLDERS]
     for path in [handler.config] if handler.config else usual:
         if not path.startswith("/") or "\0" in path or ACTING.match(normpath(path)):
             continue

@@ -73,6 +73,9 @@ class FindingCode(Code):
         " no pod (error), or no runtime plugs devices",
         Level.ERROR,
     )
+    KATA_HAS_NO_HANDLER = _host(
+        "KataHasNoHandler", "Kata is installed, and no handler of the container runtime starts it, so no pod can use it"
+    )
     KATA_PLUGS_NO_MDEV = _host(
         "KataPlugsNoMdev", "a Kata runtime can't give mediated devices to its VM, and the node has some"
     )
