@@ -13,7 +13,7 @@ from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode
 from gpuvirt.model.desired.settings import Settings, VfioNodes
 from gpuvirt.model.inventory.inventory import Gpu, Inventory
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt
-from gpuvirt.model.offers.view import NodeView
+from gpuvirt.model.offers.view import GpuView, NodeView
 
 IOMMUFD_RESOURCE = "devices.kubevirt.io/iommufd"
 """The resource that each virt-launcher pod requests with KubeVirt's gate IOMMUFD."""
@@ -69,18 +69,20 @@ class Evidence(msgspec.Struct, frozen=True):
     cluster_nodes: tuple[ClusterNode, ...] | None = None
     """None without access to the nodes of the API server."""
 
+    def desired_of(self, gpu: GpuView) -> str:
+        """Return the desired mode of a GPU: the agent's, and without one that of the settings."""
+        return gpu.desired or self.settings.own_modes.of(gpu.address)
+
     @property
     def serves_containers_only(self) -> bool:
         """Whether all GPUs are for containers, by their desired modes; without the agent by the settings."""
-        own = self.settings.own_modes
-        modes = {gpu.desired or own.of(gpu.address) for gpu in self.view.gpus}
+        modes = set(map(self.desired_of, self.view.gpus))
         return bool(modes) and modes <= set(FOR_CONTAINERS)
 
     @property
     def shares_gpus(self) -> bool:
         """Whether a GPU is in mode `shared`, by its desired mode; without the agent by the settings."""
-        own = self.settings.own_modes
-        return any((gpu.desired or own.of(gpu.address)) == DesiredMode.SHARED for gpu in self.view.gpus)
+        return any(self.desired_of(gpu) == DesiredMode.SHARED for gpu in self.view.gpus)
 
     @property
     def vfio_nodes(self) -> VfioNodes:

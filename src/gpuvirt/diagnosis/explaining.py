@@ -15,6 +15,7 @@ from gpuvirt.diagnosis.target import no_device, no_gpu, no_resource, no_such_uui
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind, Unread
 from gpuvirt.model.allocation.pluginanswers import is_nvidias_id
+from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.inventory.isolation import group_blockers
 from gpuvirt.model.offers.view import DeviceView, GpuView, ResourceView, VgpuView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, count_of, nodeproblems, refusals
@@ -113,6 +114,13 @@ def _owners(evidence: Evidence) -> Iterator[tuple[str, GpuView, VgpuView | None]
             yield str(vgpu.id), function, vgpu
 
 
+WITHOUT_VFIO = (FindingCode.VFIO_MISSING, FindingCode.VFIO_BLOCKED)
+"""The findings of a host on which no GPU can be bound for VMs, whatever its own reason is."""
+
+
+UNBOUND = (ReasonCode.NATIVE_DRIVER, ReasonCode.NO_DRIVER)
+
+
 class _Explainer:
     """Evaluates the stages of one device: a whole function, or a vGPU on it."""
 
@@ -138,14 +146,14 @@ class _Explainer:
 
     def _stages(self) -> Iterator[StageResult[StageName]]:
         yield self._bus()
-        if self._vgpu is None and self._gpu.units is not None:
+        evidence = self._evidence
+        shared = evidence.view.agent is None and evidence.desired_of(self._gpu) == DesiredMode.SHARED
+        if self._vgpu is None and (self._gpu.units is not None or shared):
             yield from self._shared_stages(self._gpu.units)
             return
         yield self._iommu_group()
         yield self._whole_group()
-        yield self._stage(
-            StageName.DRIVER, f"bound to {self._gpu.driver}" if self._gpu.driver else "bound to no driver"
-        )
+        yield self._driver()
         yield self._stage(StageName.NODE, self._node())
         yield self._stage(StageName.OFFERED, f"offered as {self._resource.name}" if self._resource else "not offered")
         if self._resource is not None:
@@ -154,12 +162,17 @@ class _Explainer:
             yield self._free(self._resource)
             yield self._permitted(self._resource)
 
-    def _shared_stages(self, units: int) -> Iterator[StageResult[StageName]]:
-        """Yield the stages of a GPU in mode `shared`, of which pods get units by its native driver."""
+    def _shared_stages(self, units: int | None) -> Iterator[StageResult[StageName]]:
+        """Yield the stages of a GPU in mode `shared`, of which pods get units by its native driver.
+
+        `units`: None without an agent, which alone can offer them.
+        """
         reason = next(iter(self._gpu.reasons), None)
         for step in StageName:
             if step is not StageName.BUS and step is not StageName.OFFERED:
                 yield StageResult(step, FOR_VMS, skipped=True)
+            elif step is StageName.OFFERED and units is None:
+                yield StageResult(step, "no agent runs on this host, which would offer it to pods", self._no_agent())
             elif step is StageName.OFFERED and reason is not None:
                 yield blocked(step, of_reason(reason, Level.ERROR))
             elif step is StageName.OFFERED:
@@ -167,12 +180,28 @@ class _Explainer:
                     step, f"{count_of(units, 'unit')} of {self._evidence.view.shared.resource} are offered to pods"
                 )
 
+    def _no_agent(self) -> Finding:
+        found = kubelet.registration(self._evidence)
+        away = nodeproblems.kubelet_away("the device", self._evidence.kubelet.socket)
+        return next((one for one in found if one.level is not Level.OK), of_reason(away, Level.ERROR))
+
     def _stage(self, step: StageName, message: str) -> StageResult[StageName]:
         """Return a stage that only a reason of the device itself can block."""
         reason = self._against.get(step)
         if reason is None:
             return StageResult(step, message)
         return blocked(step, of_reason(reason, Level.ERROR))
+
+    def _driver(self) -> StageResult[StageName]:
+        checks = (drivers.vfio_modules, drivers.modprobe_rules)
+        found = (found for check in checks for found in check(self._evidence) if found.code in WITHOUT_VFIO)
+        reason = self._against.get(StageName.DRIVER)
+        is_unbound = self._vgpu is None and reason is not None and reason.code in UNBOUND
+        if is_unbound and (why := next(found, None)) is not None:
+            return StageResult(StageName.DRIVER, f"{self._id} can't get vfio-pci: {why.subject} {why.message}", why)
+        return self._stage(
+            StageName.DRIVER, f"bound to {self._gpu.driver}" if self._gpu.driver else "bound to no driver"
+        )
 
     def _bus(self) -> StageResult[StageName]:
         gpu = f"{self._gpu.name or self._gpu.pci_id} at {self._gpu.address}"
@@ -237,9 +266,8 @@ class _Explainer:
         if listening.level is not Level.OK:
             return blocked(StageName.REGISTERED, listening)
         if self._evidence.view.agent is None and kubelet.is_counted(self._evidence, resource.name):
-            return StageResult(
-                StageName.REGISTERED, f"another device plugin has registered {resource.name} at the kubelet"
-            )
+            plugin = kubelet.other_plugin(self._evidence)
+            return StageResult(StageName.REGISTERED, f"{plugin} has registered {resource.name} at the kubelet")
         if self._evidence.view.agent is None:
             no_agent = next(kubelet.registration(self._evidence), None)
             message = "no agent runs on this host, so the resource is not registered at the kubelet"

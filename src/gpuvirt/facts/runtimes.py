@@ -38,6 +38,17 @@ def parse_toml(text: str) -> Mapping[str, object] | None:
         return None
 
 
+def toml_fault(text: str) -> str | None:
+    """Return why a text is not TOML, with line and column; None if it is."""
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        return str(error)
+    except RecursionError:
+        return "its brackets are nested too deeply"
+    return None
+
+
 def cdi_tables(document: Mapping[str, object]) -> Iterator[tuple[tuple[str, ...], Mapping[str, object]]]:
     """Yield the tables of a document that may have CDI's settings, with their paths."""
     for path in CDI_TABLES:

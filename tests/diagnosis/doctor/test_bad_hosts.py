@@ -136,7 +136,7 @@ def test_every_check_has_a_host_with_a_finding() -> None:
         if any(finding.level is not Level.OK for finding in result.findings)
     }
     reported |= {"container_cdi", "listening", "registration", "exclusion", "counted", "policies"}
-    reported |= {"kata_cdi_specs", "kata_settings", "kata_devices", "kata_nodes"}
+    reported |= {"kata_cdi_specs", "kata_settings", "kata_handler", "kata_devices", "kata_nodes"}
     reported |= {"permitted_names", "near_misses", "mediated_devices", "feature_gates", "iommufd"}
     assert {check.name for check in CHECKS} == reported
     tested = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))

@@ -57,6 +57,12 @@ def test_a_host_without_kata_has_no_findings_of_it() -> None:
     assert kata_findings(kernel) == []
 
 
+def test_a_configuration_that_is_not_toml_is_named_with_its_line() -> None:
+    (one,) = problems(kata_host({GO: COLD.replace("[hypervisor.qemu]", "[hypervisor.qemu")}))
+    assert (one.code, one.level) == (FindingCode.KATA_SETTINGS_INVALID, Level.ERROR)
+    assert (one.seen[0].path, "line 1" in one.seen[0].value) == (GO, True)
+
+
 def test_settings_of_kata_without_a_handler_are_named() -> None:
     files = {CONTAINERD: "version = 3\n", "/etc/kata-containers/configuration.toml": COLD}
     (one,) = problems(host(PlatformSpec(files=files)))

@@ -19,6 +19,8 @@ from gpuvirt.diagnosis.explaining import explain_device
 from gpuvirt.diagnosis.explanation import StageName
 from gpuvirt.facts.ids import ResourceName
 from gpuvirt.model.allocation.ledger import Ledger
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import AgentView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
@@ -47,9 +49,9 @@ def folder(short_path: Path, listener: socket.socket) -> Path:  # noqa: ARG001  
     return short_path
 
 
-def count(folder: Path, *devices: str) -> None:
+def count(folder: Path, *devices: str, resource: str = A10) -> None:
     """Let the kubelet count devices."""
-    data = {"Data": {"PodDeviceEntries": None, "RegisteredDevices": {A10: devices}}, "Checksum": 1}
+    data = {"Data": {"PodDeviceEntries": None, "RegisteredDevices": {resource: devices}}, "Checksum": 1}
     (folder / "device-plugins/kubelet_internal_checkpoint").write_text(json.dumps(data))
 
 
@@ -109,6 +111,33 @@ def test_no_second_agent_is_advised_where_one_has_run(folder: Path) -> None:
     one = found(diagnosis.report(gather(kernel, around)), FindingCode.AGENT_AWAY)
     assert not any("apply" in line or "gpuvirt node" in line for line in one.fix)
     assert "kubectl get pods" in one.fix[0]
+
+
+@pytest.mark.parametrize("mode", [DesiredMode.PASSTHROUGH, DesiredMode.SHARED])
+def test_an_agent_is_missed_by_the_settings_also_where_no_device_is_offered(folder: Path, mode: DesiredMode) -> None:
+    on_nvidia = host(driver="nvidia")
+    report = examine(on_nvidia, folder, Settings(mode=mode))
+    one = found(report, FindingCode.AGENT_AWAY)
+    assert (one.level, "registers its GPUs" in one.message) == (Level.ERROR, True)
+    assert any(one.code is ReasonCode.NATIVE_DRIVER and one.level is Level.WARNING for one in findings(report)) == (
+        mode is DesiredMode.PASSTHROUGH
+    )
+    assert FindingCode.AGENT_AWAY not in codes(examine(on_nvidia, folder)), "its GPUs may be for containers"
+
+
+def test_a_gpu_to_be_shared_lacks_an_agent_and_nothing_that_vms_need(folder: Path) -> None:
+    around = surroundings(folder, Settings(mode=DesiredMode.SHARED))
+    explanation = explain_device(gather(host(simulated="vm-2xV100"), around), "0000:02:00.0")
+    assert explanation.blocker is not None
+    assert explanation.blocker.code is FindingCode.AGENT_AWAY
+
+
+def test_an_agent_that_has_run_is_missed_unless_a_plugin_serves_containers(folder: Path) -> None:
+    kernel = host(driver="nvidia")
+    around = replace(surroundings(folder), ledger=Ledger(resources=(ResourceName(A10),)))
+    assert found(diagnosis.report(gather(kernel, around)), FindingCode.AGENT_AWAY).level is Level.ERROR
+    count(folder, *GPUS, resource="nvidia.com/gpu")
+    assert FindingCode.AGENT_AWAY not in codes(diagnosis.report(gather(kernel, around)))
 
 
 def test_a_host_whose_devices_another_plugin_offers_needs_no_agent(folder: Path) -> None:

@@ -83,6 +83,10 @@ NEIGHBOUR = (
             StageName.WHOLE_GROUP, ReasonCode.GROUP_NOT_VIABLE, "another slot",
         ),
         (lambda: rebound(host(), GPU, None), StageName.DRIVER, ReasonCode.NO_DRIVER, "gpuvirt vfio bind"),
+        (
+            lambda: host(PlatformSpec(modules=("nvidia",), available=()), driver="native"),
+            StageName.DRIVER, FindingCode.VFIO_MISSING, "linux-modules-extra",
+        ),
         (lambda: host(driver="nouveau"), StageName.DRIVER, ReasonCode.NATIVE_DRIVER, "gpuvirt vfio bind"),
         (lambda: simulated(WITH_VFS), StageName.DRIVER, ReasonCode.NO_VGPUS, "gpuvirt vgpu create 0000:65:00.0 A10-"),
         (lambda: node_lost(host()), StageName.NODE, ReasonCode.NODE_MISSING, "udev"),

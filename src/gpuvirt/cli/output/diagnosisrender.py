@@ -142,7 +142,9 @@ def _verdict(found: Report, findings: Sequence[Finding]) -> str:
     """Return the number of findings of each level, and their codes, the most harmful first."""
     if found.level is Level.OK:
         number = count_of(len(findings), "finding")
-        return f"All checks are ok ({number} of {len(found.results)} checks; --all shows them)."
+        gpus = next(finding for result in found.results if result.check == "devices" for finding in result.findings)
+        of_checks = f"All checks are ok ({number} of {len(found.results)} checks; --all shows them)."
+        return f"{of_checks} {gpus.subject} {gpus.message}."
     counts = ", ".join(_counts(findings, (Level.ERROR, Level.WARNING, Level.UNKNOWN)))
     return f"{counts}: {', '.join(dict.fromkeys(str(finding.code) for finding in by_harm(findings)))}"
 

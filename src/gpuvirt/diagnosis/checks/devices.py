@@ -8,6 +8,7 @@ from gpuvirt.diagnosis.findings import Finding, fine, of_reason, problem, seen
 from gpuvirt.facts.pci import NVIDIA, Unread
 from gpuvirt.facts.sysfs import MDEV_PARENTS, device_path
 from gpuvirt.facts.vgpu import Framework
+from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.workload import VGPU_CONFIG_LABEL
 from gpuvirt.model.devices.candidates import why_no_vgpus
 from gpuvirt.model.inventory.inventory import Gpu, Mode
@@ -159,10 +160,13 @@ def devices(evidence: Evidence) -> Iterator[Finding]:
         message = f"found: {offered} offered whole, and {count_of(offered_vgpus, 'vGPU')} offered"
         yield fine(count_of(len(view.gpus), "GPU"), message)
     no_groups = evidence.setup.iommu_groups.known == ()  # a check of the host reports it
-    for reason in _reasons(evidence):
+    # A GPU on its native driver is fine, unless the settings want it to be offered whole.
+    astray = {gpu.address for gpu in view.gpus if evidence.desired_of(gpu) == DesiredMode.PASSTHROUGH}
+    for reason in dict.fromkeys(_reasons(evidence)):
         is_of_host = no_groups and reason.code is ReasonCode.NO_IOMMU_GROUP
         if reason.code not in OF_OTHER_CHECKS and not is_of_host:
-            yield of_reason(reason, reason.code.level)
+            is_astray = reason.code is ReasonCode.NATIVE_DRIVER and reason.subject in astray
+            yield of_reason(reason, Level.WARNING if is_astray else reason.code.level)
 
 
 def _reasons(evidence: Evidence) -> Iterator[Reason]:

@@ -12,7 +12,7 @@ from gpuvirt.diagnosis.findings import Finding, fine, listed, problem, unread
 from gpuvirt.facts.cdispecs import CdiSpec, Version, go_fault, parse_spec
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute
-from gpuvirt.facts.runtimes import KataRuntime
+from gpuvirt.facts.runtimes import KataRuntime, toml_fault
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.allocation.attachment import VFIO_FOLDER
 from gpuvirt.model.desired.settings import VfioNodes
@@ -128,6 +128,15 @@ def kata_settings(evidence: Evidence) -> Iterator[Finding]:
     Source: Kata 4.1, `checkPCIeConfig` and `hotplugVFIODevice` of the runtime in Go, `prepare_coldplug_cdi_devices` and
     `Runtime::validate` of the one in Rust, which ignores `hot_plug_vfio`.
     """
+    for file in {file.path: file for runtime in evidence.setup.kata for file in runtime.files}.values():
+        if file.text is not None and (fault := toml_fault(file.text)) is not None:
+            yield problem(
+                FindingCode.KATA_SETTINGS_INVALID,
+                "Kata's configuration",
+                "is not TOML, so that no pod of its RuntimeClass starts",
+                (Seen(file.path, fault),),
+                fix=(f"correct {file.path}",),
+            )
     runtimes = [runtime for runtime in evidence.setup.kata if _is_read(runtime)]
     refused = {runtime.handler.name: faults for runtime in runtimes if (faults := tuple(_refused_settings(runtime)))}
     for name, faults in refused.items():
@@ -206,7 +215,8 @@ def kata_handler(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _is_read(runtime: KataRuntime) -> bool:
-    return bool(runtime.files) and not any(isinstance(file.value, Unread) for file in runtime.files)
+    texts = [file.text for file in runtime.files]
+    return bool(texts) and all(text is not None and toml_fault(text) is None for text in texts)
 
 
 def _refused_settings(runtime: KataRuntime) -> Iterator[tuple[Seen, str]]:

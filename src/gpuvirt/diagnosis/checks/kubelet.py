@@ -1,10 +1,12 @@
 """Checks of the kubelet: its socket, the devices that it counts, and whether VMs run near their GPUs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpuvirt.diagnosis.evidence import Evidence
 from gpuvirt.diagnosis.findings import Finding, fine, of_reason, problem, seen, unread
 from gpuvirt.facts.pci import Unread
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.settings import CONTAINER_RESOURCES
 from gpuvirt.model.inventory.inventory import Gpu
 from gpuvirt.model.offers.view import ResourceView
 from gpuvirt.model.reasons import FindingCode, Seen, count_of, nodeproblems, refusals
@@ -12,6 +14,8 @@ from gpuvirt.model.reasons.codes import Level
 
 MOST_CPUS = 8192
 """The largest NR_CPUS (arch/x86/Kconfig)."""
+OF_OTHERS = (DesiredMode.UNMANAGED, DesiredMode.CONTAINER)
+"""The modes in which a GPU needs no agent."""
 AS_ROOT = "run this command as root, and set the kubelet's folder with --kubelet-dir"
 
 
@@ -52,11 +56,11 @@ def registration(evidence: Evidence) -> Iterator[Finding]:
         offered = [name for name in names if name not in others]
         if others:
             yield fine(
-                "another device plugin",
+                other_plugin(evidence),
                 f"has registered {', '.join(others)}, so this host needs no agent for that",
                 Seen(kubelet.counted_by, "counts their devices"),
             )
-        if offered and kubelet.listens is True:
+        if kubelet.listens is True and (offered or (not others and _needs_agent(evidence))):
             yield _agent_away(evidence, offered)
         return
     for resource in view.resources:
@@ -68,6 +72,14 @@ def registration(evidence: Evidence) -> Iterator[Finding]:
             f"has registered {', '.join(registered)}",
             Seen("/run/gpuvirt/node.json", f"pid {view.agent.pid}"),
         )
+
+
+def _needs_agent(evidence: Evidence) -> bool:
+    """Return whether an agent would change GPUs by its settings, or has run where no plugin serves containers now."""
+    if any(evidence.desired_of(gpu) not in OF_OTHERS for gpu in evidence.view.gpus):
+        return True
+    for_containers = any(name.startswith(CONTAINER_RESOURCES) for name in known_counts(evidence))
+    return evidence.agent_has_run and bool(evidence.view.gpus) and not for_containers
 
 
 def _agent_away(evidence: Evidence, offered: Sequence[str]) -> Finding:
@@ -83,17 +95,30 @@ def _agent_away(evidence: Evidence, offered: Sequence[str]) -> Finding:
     return problem(
         FindingCode.AGENT_AWAY,
         "the agent",
-        f"does not run on this host, so no plugin registers {', '.join(offered)}",
+        f"does not run on this host, so no plugin registers {', '.join(offered) or 'its GPUs'}",
         (Seen("/run/gpuvirt/node.json", "does not exist, or is of an agent that has ended"),),
         why="pods that request a resource without a plugin are never scheduled",
         fix=(pods, *see),
+        level=Level.ERROR if evidence.agent_has_run or _needs_agent(evidence) else Level.WARNING,
     )
+
+
+def other_plugin(evidence: Evidence) -> str:
+    """Return what registers devices where no agent publishes a state: /run/gpuvirt may be full or read-only for it."""
+    if evidence.kubelet.offers_without_gate is True:
+        return "a device plugin of gpuvirt that can't write to /run/gpuvirt, or is of an older version,"
+    return "another device plugin"
 
 
 def is_counted(evidence: Evidence, resource: str) -> bool:
     """Return whether the kubelet counts healthy devices of a resource, so that a plugin has registered it."""
+    return bool(known_counts(evidence).get(resource))
+
+
+def known_counts(evidence: Evidence) -> Mapping[str, frozenset[str]]:
+    """Return the healthy devices of each resource by the kubelet; none where they are unknown."""
     counted = evidence.kubelet.counted
-    return not isinstance(counted, Unread) and counted is not None and bool(counted.get(resource))
+    return {} if isinstance(counted, Unread) or counted is None else counted
 
 
 def exclusion(evidence: Evidence) -> Iterator[Finding]:

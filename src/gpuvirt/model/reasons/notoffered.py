@@ -18,7 +18,9 @@ OPENED_ELSEWHERE = "stop that process, or stop offering the device on this node"
 def node_missing(device: str, node: str, before: str | None = None) -> Reason:
     """The node by which a VM opens the device does not exist; or is not the one that was offered (`before`)."""
     message, seen = f"can't be opened: {node} does not exist", Seen.absent(node)
-    fix = "bind it to its driver again, or restart udev; a group's node appears with the group's first device"
+    fix = "udevadm trigger --action=add; where that does not help, unbind the device and bind it to its driver again"
+    if node.endswith("/vfio/vfio"):  # the node of VFIO itself, which its module makes
+        fix = "modprobe vfio"
     if before is not None:
         message, fix = f"can't be opened as it was offered, by the node {before}", OFFERED_AGAIN
         seen = Seen("its node", node)

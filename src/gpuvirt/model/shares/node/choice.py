@@ -75,12 +75,13 @@ def offered(
     if not published.capacity:
         return published, ()
     if runtime is None:
+        unknown = not_answered(
+            sharing.RUNTIME,
+            "is not known yet: the agent reads it from its Node, so no units are offered",
+            Seen.absent("node $.status.nodeInfo.containerRuntimeVersion"),
+        )
         return replace(published, capacity={}), (
-            not_answered(
-                sharing.RUNTIME,
-                "is not known yet: the agent reads it from its Node (--node-name), so no units are offered",
-                Seen.absent("node $.status.nodeInfo.containerRuntimeVersion"),
-            ),
+            replace(unknown, fix=f"give the agent --node-name NODE, as the chart does; if it has it, {unknown.fix}"),
         )
     if (why := why_no_cdi(runtime)) is not None:
         return replace(published, capacity={}), (
