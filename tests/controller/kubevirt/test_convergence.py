@@ -232,3 +232,19 @@ def test_undoing_keeps_the_mdev_gate_for_vgpus_in_use_and_drops_the_gpu_gate() -
     cluster.names = Names(by_others=frozenset({"cpu"}))
     cluster.write(cluster.undoing.patch)
     assert at(cluster.document, *gates) == []
+
+
+def test_undoing_again_keeps_what_spares_vgpus_in_use_although_the_gpunodes_are_gone() -> None:
+    """The first uninstallation deletes the GpuNodes; helm's hook may run a second one while a VM has its vGPU."""
+    cluster = Cluster(kubevirt({}))
+    cluster.step()
+    switch = ("spec", "configuration", "mediatedDevicesConfiguration", "enabled")
+    assert at(cluster.document, *switch) is False
+    cluster.names = Names(by_others=frozenset({T4_8Q, "cpu"}))
+    cluster.write(cluster.undoing.patch)
+    cluster.offered, cluster.mdevs = {}, False
+    cluster.write(cluster.undoing.patch)
+    assert at(cluster.document, *switch) is False
+    cluster.names = Names(by_others=frozenset({"cpu"}))
+    cluster.write(cluster.undoing.patch)
+    assert at(cluster.document, *switch) is None

@@ -17,7 +17,7 @@ from gpuvirt.clock import RealClock
 from gpuvirt.controller.install import images as image_lists
 from gpuvirt.controller.install import installing
 from gpuvirt.controller.install.installing import Preview, preview
-from gpuvirt.controller.install.uninstall import Goals, run
+from gpuvirt.controller.install.uninstall import Goals, namespace_of, run
 from gpuvirt.kube.client import Client
 
 
@@ -25,7 +25,9 @@ def uninstall(
     *,
     kubeconfig: apiserver.DemandedKubeConfigOption = None,
     context: apiserver.ContextOption = "",
-    namespace: apiserver.OwnNamespaceOption = "",
+    namespace: Annotated[
+        str, apiserver.own_namespace_option("the pod's, else the one in the ClusterPolicy's status")
+    ] = "",
     coexist: Annotated[
         bool,
         typer.Option("--coexist", envvar="GPUVIRT_COEXIST", help="Keep the labels that NVIDIA's operator uses, too."),
@@ -50,8 +52,9 @@ def uninstall(
     containers with shares can restart only while agents run.
     """
     credentials = apiserver.demanded_credentials(kubeconfig, context)
-    own = apiserver.own_namespace(namespace, credentials)
-    goals = Goals(own, beside=coexist, crds=crds, force=force)
+    # Another namespace would leave the controller running, which creates everything again.
+    namespace = namespace or asyncio.run(namespace_of(Client(credentials)))
+    goals = Goals(apiserver.own_namespace(namespace, credentials), beside=coexist, crds=crds, force=force)
     asyncio.run(run(credentials, goals, lambda line: print(line, flush=True)))
 
 

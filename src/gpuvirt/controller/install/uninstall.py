@@ -29,7 +29,7 @@ from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.client import Client, PatchType
 from gpuvirt.kube.election import CONTROLLER_LEASE, RENEW_S, Candidacy, Election
 from gpuvirt.kube.failures import ConflictError, NotFoundError, retried
-from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES
+from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy, choose
 from gpuvirt.kube.kinds.core import AnyObject, Node, Pod
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.kube.kinds.workloads import made_in
@@ -122,6 +122,15 @@ async def run(credentials: Credentials, goals: Goals, say: Callable[[str], None]
     election = Election(client, candidacy, clock, Random())  # noqa: S311  no secrets
     async for line in Uninstaller(client, goals, clock, election).run():
         say(line)
+
+
+async def namespace_of(client: Client) -> str:
+    """Return the namespace of the controller by the ClusterPolicy's status, empty without one; raises ApiError."""
+    try:
+        choice = choose((await client.list(Collection(CLUSTER_POLICIES, StoredPolicy))).items)
+    except NotFoundError:  # the kind is not installed
+        return ""
+    return choice.stored.status.namespace if choice is not None and choice.stored.status is not None else ""
 
 
 def used_nodes(gpu_nodes: Iterable[GpuNode]) -> frozenset[str]:

@@ -125,6 +125,9 @@ class OurChanges(msgspec.Struct, frozen=True, omit_defaults=True):
     switch: OurSwitch | None = None
     made: tuple[str, ...] = ()
     """Objects and lists that gpuvirt has created, by their JSON pointers."""
+    spared: tuple[str, ...] = ()
+    """The resources of mediated devices that changes have spared after an uninstallation, which deletes the GpuNodes
+    that have these names."""
 
 
 def changes_of(annotations: Mapping[str, str]) -> OurChanges:

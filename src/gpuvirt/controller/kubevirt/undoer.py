@@ -72,16 +72,25 @@ class _UndoInputs(msgspec.Struct, frozen=True):
             for name, selectors in self.picture.offered.items()
             if entry.part is DeviceList.MDEV and selects(entry, selectors)
         )
+        if entry.part is DeviceList.MDEV and not self.picture.offered:  # an earlier run has deleted the GpuNodes
+            return self.mdevs_named
         return self.is_named(entry.resource) or any(self.is_named(name) for name in spares)
+
+    @property
+    def mdevs(self) -> frozenset[str]:
+        """The resources of mediated devices that gpuvirt knows of."""
+        listed = {entry.resource for entry in self.subject.entries or () if entry.part is DeviceList.MDEV}
+        offered = {name for name, selectors in self.picture.offered.items() if selectors.mdev}
+        entries = {entry.resource for entry in self.ours.entries if entry.part is DeviceList.MDEV}
+        return frozenset(listed | offered | entries | {*self.ours.spared})
 
     @property
     def mdevs_named(self) -> bool:
         """Whether a VM requests mediated devices that gpuvirt knows of."""
-        listed = {entry.resource for entry in self.subject.entries or () if entry.part is DeviceList.MDEV}
-        offered = {name for name, selectors in self.picture.offered.items() if selectors.mdev}
-        known = listed | offered | {entry.resource for entry in self.ours.entries if entry.part is DeviceList.MDEV}
         switches = self.ours.switch is not None or MDEV_GATE in self.ours.gates
-        return any(self.is_named(resource) for resource in known) or (switches and bool(self.picture.names.unknown))
+        return any(self.is_named(resource) for resource in self.mdevs) or (
+            switches and bool(self.picture.names.unknown)
+        )
 
     @property
     def all_ours(self) -> bool:
@@ -106,7 +115,9 @@ def undo(picture: KubeVirtPicture) -> Undoing:
         switch=inputs.ours.switch if switch_stays else None,
         made=tuple(pointer for pointer in inputs.ours.made if pointer in subject.containers and draft.has(pointer)),
     )
-    if not (left.entries or left.gates or left.switch):
+    if left.switch or MDEV_GATE in left.gates or any(entry.part is DeviceList.MDEV for entry in left.entries):
+        left = replace(left, spared=tuple(sorted(inputs.mdevs)))
+    elif not (left.entries or left.gates):
         left = OurChanges()
     annotate(draft, subject.metadata.annotations, ANNOTATION, text_of(left))
     patch = conditional(subject.metadata.resource_version, draft.operations)
