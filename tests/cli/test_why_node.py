@@ -27,7 +27,12 @@ def pod(name: str, resource: str, node: str = "", count: str = "1") -> dict[str,
     }
 
 
-def cluster(*pods: object, agent: bool = True, labels: dict[str, str] | None = None) -> object:
+Fields = dict[str, object]
+
+
+def cluster(
+    *pods: object, agent: bool = True, labels: dict[str, str] | None = None, status: Fields | None = None
+) -> object:
     reasons = [{"code": "GroupShared", "message": "shares its group"}]
     reasons += [{"code": "CarriesVgpus", "message": "carries 2 vGPUs"}]  # which are offered in its place
     gpus = [
@@ -36,8 +41,8 @@ def cluster(*pods: object, agent: bool = True, labels: dict[str, str] | None = N
     ]
     offered = {"name": A10, "healthy": 1, "allocated": 1, "registered": True, "kind": "whole"}
     leftover = {"name": "nvidia.com/NVIDIA_A10-4Q", "healthy": 0, "allocated": 0, "registered": True}
-    status = {"gpus": gpus, "resources": [offered, leftover], "shares": SHARES}
-    gpu_node = {"metadata": {"name": "node01"}, "status": status}
+    reported = {"gpus": gpus, "resources": [offered, leftover], "shares": SHARES}
+    gpu_node = {"metadata": {"name": "node01"}, "status": reported | (status or {})}
     allocatable = {A10: "1", UNITS: "1000", leftover["name"]: "0"}
     annotations = {SHARED_GPUS_ANNOTATION: json.dumps({"GPU-8a5c31f2": 1000})}
     node = {
@@ -147,6 +152,23 @@ async def test_a_node_without_an_agent_has_the_label_that_is_why(
     done = await run(tmp_path, "why", "node/node01", cluster=cluster(agent=False, labels=labels))
     assert done.returncode == 1
     assert because in " ".join(done.stdout.split())
+
+
+async def test_the_agents_own_reasons_and_the_label_that_keeps_it_off_come_with_the_resources(tmp_path: Path) -> None:
+    pending = {"type": "Ready", "status": "False", "reason": "VgpuInUse", "message": "x has pod prod/a"}
+    pending["lastTransitionTime"] = "2026-01-01T00:00:00Z"
+    message = "ConfigInvalid: l is 'A10-5Q'"
+    invalid = {"origin": "label", "where": "l", "code": "ConfigInvalid", "found": "A10-5Q", "expected": "a type"}
+    invalid["message"] = message
+    off = {"nvidia.com/gpu.deploy.operands": "false"}
+    answer = cluster(
+        labels=off,
+        status={"conditions": [pending], "invalid": [invalid]},
+    )
+    found = json.loads((await run(tmp_path, "why", "node/node01", "-o", "json", cluster=answer)).stdout)
+    assert found["reasons"][:2] == [message, "VgpuInUse: x has pod prod/a"]
+    text = " ".join((await run(tmp_path, "why", "node/node01", cluster=answer)).stdout.split())
+    assert "No agent runs there, and its GpuNode is outdated: label nvidia.com/gpu.deploy.operands=false" in text
 
 
 async def test_a_kind_and_a_name_may_be_two_words(tmp_path: Path) -> None:

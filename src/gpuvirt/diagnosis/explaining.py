@@ -167,18 +167,20 @@ class _Explainer:
 
         `units`: None without an agent, which alone can offer them.
         """
-        reason = next(iter(self._gpu.reasons), None)
         for step in StageName:
-            if step is not StageName.BUS and step is not StageName.OFFERED:
+            if step is StageName.OFFERED:
+                yield self._units_offered(units)
+            elif step is not StageName.BUS:
                 yield StageResult(step, FOR_VMS, skipped=True)
-            elif step is StageName.OFFERED and units is None:
-                yield StageResult(step, "no agent runs on this host, which would offer it to pods", self._no_agent())
-            elif step is StageName.OFFERED and reason is not None:
-                yield blocked(step, of_reason(reason, Level.ERROR))
-            elif step is StageName.OFFERED:
-                yield StageResult(
-                    step, f"{count_of(units, 'unit')} of {self._evidence.view.shared.resource} are offered to pods"
-                )
+
+    def _units_offered(self, units: int | None) -> StageResult[StageName]:
+        reason, resource = next(iter(self._gpu.reasons), None), self._evidence.view.shared.resource
+        if units is None:
+            message = "no agent runs on this host, which would offer it to pods"
+            return StageResult(StageName.OFFERED, message, self._no_agent())
+        if reason is not None:
+            return blocked(StageName.OFFERED, of_reason(reason, Level.ERROR))
+        return StageResult(StageName.OFFERED, f"{count_of(units, 'unit')} of {resource} are offered to pods")
 
     def _no_agent(self) -> Finding:
         found = kubelet.registration(self._evidence)

@@ -437,6 +437,13 @@ CASES = {
 }  # fmt: skip
 
 
+def test_a_device_that_leaves_once_its_pod_has_ended_blocks_nothing() -> None:
+    withdrawn = replace(ILL[0], users=(OWNER,), reasons=("Withdrawn: is being returned to the host's driver",))
+    found = explain(replace(RUNNING, nodes=(reporting(OFFER, devices=(withdrawn, ILL[1]), counted=1),)))
+    assert found.blocker is None
+    assert "waits until it ends" in found.stages[-1].message
+
+
 def blocked_at(found: Explanation) -> VmStageName | None:
     return next((stage.step for stage in found.stages if stage.standing is StageOutcome.BLOCKED), None)
 

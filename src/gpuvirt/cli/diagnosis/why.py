@@ -222,7 +222,7 @@ def _show_node(found: NodeExplanation) -> None:
 
 def _print_head(out: Console, found: NodeExplanation) -> None:
     """Print what concerns the whole node."""
-    say(out, f"node {found.node} is {'ready' if found.ready else 'not ready'}", style="bold")
+    say(out, f"node {found.node} is {'Ready' if found.ready else 'not Ready'} for Kubernetes", style="bold")
     if found.away is not None:
         say(out, f"It {found.away}, so none of its devices are free.", style="yellow")
     for phase in found.phases:
@@ -232,3 +232,5 @@ def _print_head(out: Console, found: NodeExplanation) -> None:
     if not found.has_agent:
         because = found.no_agent_because or "gpuvirt's agent has not reported there"
         say(out, f"It has no GpuNode: {because}.", style="yellow")
+    elif found.no_agent_because:
+        say(out, f"No agent runs there, and its GpuNode is outdated: {found.no_agent_because}.", style="yellow")

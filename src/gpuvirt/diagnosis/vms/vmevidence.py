@@ -13,7 +13,7 @@ from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.facts.ids import NodeName, VgpuType
 from gpuvirt.kube.kinds import core
 from gpuvirt.kube.kinds.core import ENDED, Condition, Placement, Taint
-from gpuvirt.kube.kinds.gpunode import Gpu, GpuNode, Offered, Vgpu
+from gpuvirt.kube.kinds.gpunode import READY, Gpu, GpuNode, Offered, Status, Vgpu
 from gpuvirt.kube.kinds.kubevirt import Devices, Vm, Vmi
 from gpuvirt.model.allocation.launcherpods import user_texts
 from gpuvirt.model.change.vgpus.gpustate import size_of
@@ -111,6 +111,8 @@ class GpuNodeSeen(msgspec.Struct, frozen=True):
     sharing: str | None = None
     """The enforcement of new pods' shares, with its source; None where no GPU is shared, or where it is unknown."""
     on_demand: tuple[OnDemandGpu, ...] = ()
+    against: tuple[str, ...] = ()
+    """Why the desired state is not reached, and its invalid values; the texts begin with the code."""
 
 
 class NodeSeen(msgspec.Struct, frozen=True):
@@ -270,12 +272,18 @@ def _gpu_node(found: GpuNode, types: Types) -> GpuNodeSeen:
             *(_device(vgpu.id, vgpu.type, vgpu) for gpu in gpus for vgpu in gpu.vgpus),
         ),
         on_demand=tuple(_on_demand(gpus, types)),
+        against=tuple(_against(status)) if status is not None else (),
         sharing=f"{shares.enforcement} ({shares.origin})" if shares is not None else None,
         withheld={
             withheld.resource: with_code(withheld.code, withheld.message)
             for withheld in (spec.withheld if spec is not None else ())
         },
     )
+
+
+def _against(status: Status) -> Iterator[str]:
+    yield from (entry.message for entry in status.invalid)
+    yield from (found.why for found in status.conditions if found.type == READY and found.status == "False")
 
 
 def _on_demand(gpus: Iterable[Gpu], types: Types) -> Iterator[OnDemandGpu]:

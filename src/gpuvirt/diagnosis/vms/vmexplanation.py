@@ -21,7 +21,7 @@ from gpuvirt.diagnosis.vms.vmnodes import NodeFit, judge_nodes
 from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.kinds.core import condition
-from gpuvirt.kube.labels import OPERANDS_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
+from gpuvirt.kube.labels import NODE_LABEL, OPERANDS_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.workers.away import AwayWorker, NodePhase
 
@@ -153,6 +153,8 @@ def _running(evidence: VmEvidence) -> StageResult[VmStageName]:
     seen = devices_seen(evidence)
     devices = ", ".join(f"{device.id} ({device.name})" for device in seen)
     message = f"it runs with {devices}" if devices else "it runs; its node has not reported its devices yet"
+    if any(vmfindings.leaves_later(reason) for device in seen for reason in device.reasons):
+        message += "; a change of the node's devices waits until it ends"
     return _result(VmStageName.RUNNING, vmfindings.not_running(evidence) or vmfindings.unhealthy(seen), message)
 
 
@@ -231,7 +233,8 @@ class NodeExplanation(msgspec.Struct, frozen=True):
     def is_blocked(self) -> bool:
         """Whether anything is wrong: the node, a device, a resource, or a pod that is pending."""
         withheld = any(resource.reason for resource in self.resources)
-        return not self.ready or not self.has_agent or withheld or bool(self.reasons) or bool(self.pending)
+        wrong = (self.no_agent_because, withheld, self.reasons, self.pending)
+        return not self.ready or not self.has_agent or any(map(bool, wrong))
 
 
 def explain_node(evidence: NodeEvidence) -> NodeExplanation:
@@ -248,19 +251,21 @@ def explain_node(evidence: NodeEvidence) -> NodeExplanation:
         node.name,
         node.ready,
         node.gpu_node is not None,
-        _no_agent_because(node.labels) if node.gpu_node is None else "",
+        _no_agent_because(node.labels, has_agent=node.gpu_node is not None),
         evidence.away.message if evidence.away is not None else None,
         tuple(_resource(evidence, agent, name) for name in names),
-        tuple(dict.fromkeys(reasons)),
+        tuple(dict.fromkeys((*agent.against, *reasons))),
         None if evidence.pods is None else tuple(_pending(evidence, evidence.pods, names)),
         tuple(phase.message for phase in evidence.phases),
         agent.sharing,
     )
 
 
-def _no_agent_because(labels: Mapping[str, str]) -> str:
-    if labels.get(OPERANDS_LABEL) == "false":
-        return f"label {OPERANDS_LABEL}=false keeps gpuvirt off it"
+def _no_agent_because(labels: Mapping[str, str], *, has_agent: bool) -> str:
+    if labels.get(OPERANDS_LABEL) == "false" and labels.get(NODE_LABEL) != "true":
+        return f"label {OPERANDS_LABEL}=false keeps gpuvirt off it (kubectl label node NODE {OPERANDS_LABEL}-)"
+    if has_agent:
+        return ""
     if labels.get(PRESENT_LABEL) != "true":
         return f"it has no label {PRESENT_LABEL}=true, which gpuvirt discover or NFD sets where it finds a GPU"
     if labels.get(WORKLOAD_LABEL) == Workload.CONTAINER:

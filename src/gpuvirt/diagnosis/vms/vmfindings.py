@@ -11,7 +11,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.kinds.core import Condition, condition
 from gpuvirt.kube.kinds.kubevirt import Vm
 from gpuvirt.model.inventory.nearness import nearest
-from gpuvirt.model.reasons import FindingCode, Reason, Seen, code_in
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, code_in
 from gpuvirt.model.reasons.clusterproblems import pod_missing
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.workers.spec import SAVED_STRATEGY
@@ -206,10 +206,15 @@ def not_running(evidence: VmEvidence) -> Finding | None:
     )
 
 
+def leaves_later(reason: str) -> bool:
+    """Return whether a reason is that a device goes to another use after the pods that have it."""
+    return code_in(reason) in {ReasonCode.WITHDRAWN, ReasonCode.LEAVES_AFTER_POD}
+
+
 def unhealthy(devices: Sequence[DeviceSeen]) -> Finding | None:
-    """A device of the pod is unhealthy."""
+    """A device of the pod is unhealthy. One that leaves once the pod has ended works until then."""
     for device in devices:
-        for reason in device.reasons:
+        for reason in (reason for reason in device.reasons if not leaves_later(reason)):
             text = reason.partition(": ")[2] or reason
             return Finding(
                 Level.ERROR,
