@@ -62,7 +62,7 @@ def open_shares(world: "World", name: str, worker: Callable[[str], SerialWorker]
     (cdi / "nvidia.json").write_text(json.dumps(spec))
     path = world.disk.folder / f"state/shares of {name}.json"
     shares = stored_shares(path, SpecFiles(cdi, (cdi,)), worker("shares.json"), world.scenario.settings.shares)
-    shares.observe_runtime("containerd://2.1.3")
+    shares.observe_node("containerd://2.1.3")
     shares.pods.observe(world.shares.reported())
     return shares
 

@@ -195,6 +195,7 @@ def _deployment(
         vgpu_os=nodes.vgpu_systems,
         container_os=nodes.container_systems,
         has_container_nodes=nodes.has_container_nodes,
+        selects_clients=not nodes.lacks_client_label,
         runtime=nodes.runtime,
         config_maps={name: keys for name, keys in named.items() if keys is not None},
     )

@@ -23,7 +23,9 @@ from gpuvirt.controller.writes import ApplyGpuNode, DeleteObject, PatchNode, Wri
 from gpuvirt.kube.kinds.core import ReadNode
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, READY
 from gpuvirt.kube.labels import (
+    CLIENT,
     DRIVER,
+    ENFORCEMENT_LABEL,
     OS_LABEL,
     PAUSED_FOR_DRIVER,
     PAUSED_FOR_VGPUS,
@@ -74,6 +76,8 @@ class NodesSummary(msgspec.Struct, frozen=True):
     container_systems: frozenset[str] = frozenset()
     has_container_nodes: bool = False
     """Whether nodes have containers with GPUs, or still run the driver or toolkit for them."""
+    lacks_client_label: bool = False
+    """Whether a node that limits shares has no label of GPU clients: NVIDIA's operator before 26.7 sets none."""
     runtimes: Mapping[str, RuntimeCount] = msgspec.field(default_factory=dict)
 
     @property
@@ -103,6 +107,7 @@ def running_on(node: ReadNode, placement: NodePlacement, *, beside: bool) -> Nod
         vgpu_systems=system if of_vgpus else frozenset(),
         container_systems=system if of_containers else frozenset(),
         has_container_nodes=of_containers or runs({Workload.SHARED}, deploy_label(TOOLKIT)),
+        lacks_client_label=ENFORCEMENT_LABEL in labels and not labels.get(deploy_label(CLIENT)),
         runtimes={runtime: RuntimeCount(1, name)} if has_toolkit and runtime else {},
     )
 
@@ -123,6 +128,7 @@ def together(parts: Sequence[NodesSummary]) -> NodesSummary:
         vgpu_systems=frozenset().union(*(part.vgpu_systems for part in parts)),
         container_systems=frozenset().union(*(part.container_systems for part in parts)),
         has_container_nodes=any(part.has_container_nodes for part in parts),
+        lacks_client_label=any(part.lacks_client_label for part in parts),
         runtimes=_counted(chain.from_iterable(part.runtimes.items() for part in parts)),
     )
 

@@ -18,7 +18,16 @@ import msgspec
 
 from gpuvirt.clock import Clock
 from gpuvirt.extender.binding import NOT_LEADING, Binder
-from gpuvirt.extender.filtering import HELD, MOST_STEPS, filtered, filtering, fits_without_held, kept_texts, prioritized
+from gpuvirt.extender.filtering import (
+    HELD,
+    MOST_STEPS,
+    filtered,
+    filtering,
+    fits_without_held,
+    kept_texts,
+    name_upgrades,
+    prioritized,
+)
 from gpuvirt.extender.intervals import INTERVALS, ExtenderIntervals
 from gpuvirt.extender.places import BindingWait, Places
 from gpuvirt.extender.preempting import MOST_STEPS as MOST_PREEMPTION_STEPS
@@ -345,6 +354,7 @@ class Extender:
             self._places.expire()
         rows, kept = index.rows_for(pod), kept_texts(index.nominated_for(pod), index.waiting_beside(pod))
         found = await result(filtering(asked, rows, sharing, limiting, steps, kept), steps)
+        name_upgrades(found.failed_and_unresolvable_nodes, index.upgrading)
         with self._waking():
             self._places.take_filter(asked, found)
         if not found.node_names and (found.nodes is None or not found.nodes.items):

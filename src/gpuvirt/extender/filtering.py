@@ -13,6 +13,7 @@ import msgspec
 
 from gpuvirt.extender.protocol import HIGHEST_SCORE, FilterResult, HostPriority, NodeArguments, filter_result
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.shares.annotations import (
     LIMITS,
     LIMITS_ANNOTATION,
@@ -104,6 +105,8 @@ NO_LIMITS = (
     f" has no annotation {LIMITS_ANNOTATION}: {', '.join(LIMITS)}"
 )
 
+UPGRADING = f"{ReasonCode.DRIVER_UPGRADE}: the driver of the node is being replaced"
+
 HELD = (
     "the missing units are held for bindings whose outcome is not known yet, since the API server did not answer;"
     " kube-scheduler tries again"
@@ -184,6 +187,11 @@ def filtering(
             judged.add(name, text)
         yield
     return filter_result(asked, judged.fitting, judged.failed, judged.unresolvable)
+
+
+def name_upgrades(reasons: dict[str, str], upgrading: Mapping[NodeName, str]) -> None:
+    """Give the nodes whose GPUs have no units while their driver is replaced this reason in place of another."""
+    reasons |= {name: f"{UPGRADING} ({label})" for name, label in upgrading.items() if name in reasons}
 
 
 def fits_without_held(

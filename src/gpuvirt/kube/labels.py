@@ -94,6 +94,13 @@ PAUSED = "paused-for-"
 PAUSED_FOR_VGPUS = f"{PAUSED}vgpu-change"
 PAUSED_FOR_DRIVER = f"{PAUSED}driver-upgrade"
 
+CLIENT = "client"
+"""The label of pods that open GPUs. Before NVIDIA's driver manager unloads a driver, it pauses the label, and waits for
+the DaemonSets' pods that select it (k8s-driver-manager of gpu-operator 26.7, `WaitForPodsWithNodeSelector`)."""
+UPGRADE_LABEL = "nvidia.com/gpu-driver-upgrade-state"
+"""The state of the upgrade of a node's driver (k8s-operator-libs, `pkg/upgrade/consts.go`)."""
+NOT_UPGRADING = frozenset({"", "upgrade-done"})
+
 DRIVER = "driver"
 MIG_MANAGER = "mig-manager"
 TOOLKIT = "container-toolkit"
@@ -117,7 +124,7 @@ SETS = {
         "dcgm-exporter",
         "node-status-exporter",
         "operator-validator",
-        "client",
+        CLIENT,
     ),
     # Without the driver, whose container would take GPUs from the agent: it is installed on the host.
     Workload.SHARED: (
@@ -127,7 +134,7 @@ SETS = {
         "dcgm",
         "dcgm-exporter",
         "operator-validator",
-        "client",
+        CLIENT,
     ),
     Workload.PASSTHROUGH: (
         AGENT,
@@ -135,7 +142,7 @@ SETS = {
         VFIO_MANAGER,
         "kata-manager",
         "cc-manager",
-        "client",
+        CLIENT,
     ),
     Workload.VGPU: (
         AGENT,
@@ -143,7 +150,7 @@ SETS = {
         VGPU_DEVICE_MANAGER,
         VALIDATOR,
         "cc-manager",
-        "client",
+        CLIENT,
     ),
     # Without the vgpu-device-manager: the agent creates a vGPU when the kubelet allocates one, by no vGPU config.
     Workload.ON_DEMAND: (
@@ -151,7 +158,7 @@ SETS = {
         VGPU_DRIVER,
         VALIDATOR,
         "cc-manager",
-        "client",
+        CLIENT,
     ),
 }
 """The operands on the nodes of each workload, as `deploy_label` takes them."""
@@ -167,6 +174,17 @@ ALL = frozenset(deploy_label(name) for names in SETS.values() for name in names)
     )
 }
 """All labels of operands that gpuvirt manages; it never changes others."""
+
+
+def driver_upgrade(state: str, client: str) -> str:
+    """Return the label that says that a node's driver is about to be replaced, or is; empty without one.
+
+    `state` and `client` are the values of UPGRADE_LABEL and of the label CLIENT, empty where the node has none.
+    """
+    if PAUSED_FOR_DRIVER in client:
+        return f"{deploy_label(CLIENT)}={client}"
+    return "" if state in NOT_UPGRADING else f"{UPGRADE_LABEL}={state}"
+
 
 # --- the objects of the controller
 

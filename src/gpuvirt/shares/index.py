@@ -20,6 +20,7 @@ import msgspec
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import NodeName, PodUid
 from gpuvirt.kube.cache import Delta
+from gpuvirt.kube.labels import driver_upgrade
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.shares.annotations import LIMITS, InvalidAnnotationError, shared_gpus
@@ -195,6 +196,7 @@ class Index:
         self._nominations = Nominations(sharing)
         self._observed: set[str] = set()
         self._limiting: dict[NodeName, Enforcement] = {}
+        self._upgrading: dict[NodeName, str] = {}
         self._kept: dict[NodeName, _Kept] = {}
         """The latest usage with nominated pods, by node: their GPUs are searched once for each change."""
 
@@ -217,6 +219,11 @@ class Index:
     def limiting(self) -> Mapping[NodeName, Enforcement]:
         """The enforcement of new pods' shares, by node, without the nodes whose shares are no limits."""
         return self._limiting
+
+    @property
+    def upgrading(self) -> Mapping[NodeName, str]:
+        """The nodes whose driver is being replaced, so that their GPUs have no units, with the label that says so."""
+        return self._upgrading
 
     def pod(self, namespace: str, name: str) -> SharingPod | None:
         """Return a pod that names the resource; None where none was observed."""
@@ -268,6 +275,7 @@ class Index:
             name = NodeName(key.name)
             self._set_capacity(name, {})
             self._limiting.pop(name, None)
+            self._upgrading.pop(name, None)
         self._observed.add("nodes")
 
     def observe_pods(self, delta: Delta[SharingPod]) -> None:
@@ -395,12 +403,18 @@ class Index:
             self._limiting[node.name] = Enforcement(limits)
         else:  # unknown: what a later version writes may be no limit
             self._limiting.pop(node.name, None)
-        text = node.metadata.annotations.shared_gpus
+        labels, text = node.metadata.labels, node.metadata.annotations.shared_gpus
+        upgrade = driver_upgrade(labels.upgrade_state, labels.client)
         try:
             capacity = shared_gpus(text) if text else {}
         except InvalidAnnotationError as error:
             log.warning("node %s shares nothing: %s", node.name, error)
             capacity = {}
+        if upgrade:  # before the agent, which sees the label as well, writes the same
+            capacity = dict.fromkeys(capacity, Units(0))
+            self._upgrading[node.name] = upgrade
+        else:
+            self._upgrading.pop(node.name, None)
         if capacity or node.name in self._nodes:
             self._set_capacity(node.name, capacity)
 

@@ -13,6 +13,7 @@ from msgspec.structs import force_setattr
 from gpuvirt.facts.ids import NodeName, PodUid, ResourceName
 from gpuvirt.kube.kinds import core
 from gpuvirt.kube.kinds.core import Condition, Container, SchedulingGate
+from gpuvirt.kube.labels import CLIENT, UPGRADE_LABEL, deploy_label
 from gpuvirt.kube.resources import NODES, Collection, Resource
 from gpuvirt.model.shares.annotations import (
     FENCE_ANNOTATION,
@@ -43,10 +44,12 @@ class NodeAnnotations(msgspec.Struct, frozen=True, gc=False):
     limits: str = msgspec.field(default="", name=LIMITS_ANNOTATION)
 
 
-class CordonLabel(msgspec.Struct, frozen=True, gc=False):
-    """The label of a node that a VgpuSchedule has cordoned."""
+class ClosingLabels(msgspec.Struct, frozen=True, gc=False):
+    """The labels of a node that keep it from more pods: of a VgpuSchedule, and of an upgrade of its driver."""
 
     cordoned_by: str = msgspec.field(default="", name=CORDONED_BY)
+    upgrade_state: str = msgspec.field(default="", name=UPGRADE_LABEL)
+    client: str = msgspec.field(default="", name=deploy_label(CLIENT))
 
 
 class NodeMetadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -55,7 +58,7 @@ class NodeMetadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     name: str = ""
     uid: str = ""
     resource_version: str = ""
-    labels: CordonLabel = CordonLabel()
+    labels: ClosingLabels = ClosingLabels()
     annotations: NodeAnnotations = NodeAnnotations()
 
     @property

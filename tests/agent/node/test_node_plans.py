@@ -171,7 +171,7 @@ async def test_pods_with_shares_are_in_the_way_where_the_agent_waits_for_them(
         await ask(node, DesiredMode.SHARED, None)
         first = node.view.gpus[0].address
         gpu = GpuId(gpu_uuid(first))
-        shares.observe_runtime("containerd://2.1.3")
+        shares.observe_node("containerd://2.1.3")
         spec = parse("nvidia.json", nvidia_spec({gpu: 0}).encode())
         assert spec is not None
         shares.observed.set(replace(shares.observed.get(), cdi=CdiReading((spec,), None)))

@@ -19,6 +19,7 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
 from gpuvirt.model.desired.settings import Enforcement, HamiCore, Settings, ShareSettings
 from gpuvirt.model.inventory.inventory import Mode
+from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, shared_gpus
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.node.choice import PodOnNode
@@ -66,7 +67,7 @@ def report(pod: Pod, shares: NodeShares) -> None:
 async def test_the_agent_gives_a_pod_its_gpu_and_shows_what_it_withholds(short_path: Path) -> None:
     async with sharing_vm(short_path) as (kubelet, agent, shares):
         assert VGPU not in kubelet.capacity(), "nothing is offered before the runtime is known to apply CDI"
-        shares.observe_runtime("containerd://2.1.3")
+        shares.observe_node("containerd://2.1.3")
         await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
         await until(lambda: dict(agent.views.get().shared.capacity) == {FIRST: 1000})
         assert any(f"{SECOND} has no CDI device" in note.text for note in agent.views.get().problems)
@@ -88,6 +89,27 @@ async def test_the_agent_gives_a_pod_its_gpu_and_shows_what_it_withholds(short_p
         await until(lambda: not any("CDI device" in note.text for note in agent.views.get().problems))
 
 
+async def test_no_more_pods_get_units_while_the_driver_is_replaced(short_path: Path) -> None:
+    """The pod that has a share keeps it, and is named: NVIDIA's operator waits for it."""
+    async with sharing_vm(short_path) as (kubelet, agent, shares):
+        shares.observe_node("containerd://2.1.3")
+        await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
+        pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
+        report(pod, shares)
+        await start_container(kubelet, pod, "main", short_path / "cdi")
+        shares.observe_node("containerd://2.1.3", "nvidia.com/gpu-driver-upgrade-state=upgrade-required")
+        await until(lambda: kubelet.allocatable().get(VGPU) == 300)
+        await until(lambda: any(note.code is ReasonCode.DRIVER_UPGRADE for note in agent.views.get().problems))
+        (note,) = (note for note in agent.views.get().problems if note.code is ReasonCode.DRIVER_UPGRADE)
+        assert "default/p" in str(note.seen)
+        assert not agent.views.get().shared.capacity
+        again = await start_container(kubelet, pod, "main", short_path / "cdi")
+        assert again.env["GPUVIRT_GPUS"] == FIRST, "its container may restart"
+        shares.observe_node("containerd://2.1.3", "")
+        await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
+        await until(lambda: not any(note.code is ReasonCode.DRIVER_UPGRADE for note in agent.views.get().problems))
+
+
 @pytest.mark.parametrize(("memory_mib", "limit"), [({}, "4915m"), ({"Tesla V100-PCIE-16GB": 15_900}, "4770m")])
 async def test_the_settings_make_shares_limits(short_path: Path, memory_mib: dict[str, int], limit: str) -> None:
     library = short_path / "libvgpu.so"
@@ -96,7 +118,7 @@ async def test_the_settings_make_shares_limits(short_path: Path, memory_mib: dic
         enforcement=Enforcement.HAMI_CORE, hami_core=HamiCore(library=str(library)), gpu_memory_mib=memory_mib
     )
     async with sharing_vm(short_path, Settings(mode=DesiredMode.SHARED, shares=shares_by)) as (kubelet, agent, shares):
-        shares.observe_runtime("containerd://2.1.3")
+        shares.observe_node("containerd://2.1.3")
         await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
         pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
         report(pod, shares)
@@ -109,7 +131,7 @@ async def test_the_settings_make_shares_limits(short_path: Path, memory_mib: dic
 
 async def test_refused_shares_are_in_the_metrics(short_path: Path) -> None:
     async with sharing_vm(short_path) as (kubelet, agent, shares):
-        shares.observe_runtime("containerd://2.1.3")
+        shares.observe_node("containerd://2.1.3")
         await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
         pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
         (short_path / "cdi/nvidia.json").unlink()
@@ -124,7 +146,7 @@ async def test_refused_shares_are_in_the_metrics(short_path: Path) -> None:
 
 async def test_a_gpu_with_shares_stays_shared_until_their_pods_end(short_path: Path) -> None:
     async with sharing_vm(short_path) as (kubelet, agent, shares):
-        shares.observe_runtime("containerd://2.1.3")
+        shares.observe_node("containerd://2.1.3")
         await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
         pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
         report(pod, shares)
@@ -141,7 +163,7 @@ async def test_a_gpu_with_shares_stays_shared_until_their_pods_end(short_path: P
 
 async def test_units_of_a_pod_stay_listed_while_their_gpu_is_withheld(short_path: Path) -> None:
     async with sharing_vm(short_path) as (kubelet, agent, shares):
-        shares.observe_runtime("containerd://2.1.3")
+        shares.observe_node("containerd://2.1.3")
         await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
         pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
         report(pod, shares)
@@ -153,7 +175,7 @@ async def test_units_of_a_pod_stay_listed_while_their_gpu_is_withheld(short_path
 
 async def test_a_node_that_shares_no_gpu_registers_no_units(short_path: Path) -> None:
     async with sharing_vm(short_path, Settings()) as (kubelet, agent, shares):
-        shares.observe_runtime("containerd://2.1.3")
+        shares.observe_node("containerd://2.1.3")
         await until(lambda: agent.host_observed)
         await CLOCK.sleep(0.1)
         assert VGPU not in kubelet.capacity()
@@ -162,7 +184,7 @@ async def test_a_node_that_shares_no_gpu_registers_no_units(short_path: Path) ->
 async def test_the_nodes_annotation_lacks_what_a_deleted_pod_keeps(short_path: Path) -> None:
     kernel = build_host(load_host("vm-2xV100"), where="vm-2xV100")
     async with sharing_vm(short_path, kernel=kernel) as (kubelet, agent, shares):
-        shares.observe_runtime("containerd://2.1.3")
+        shares.observe_node("containerd://2.1.3")
         await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
         pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
         report(pod, shares)
@@ -184,7 +206,7 @@ async def test_a_gpu_that_fails_stays_in_the_nodes_annotation_without_units(shor
     kernel = build_host(load_host("vm-2xV100"), where="vm-2xV100")
     async with sharing_vm(short_path, kernel=kernel) as (kubelet, agent, shares):
         (short_path / "cdi/nvidia.json").write_text(nvidia_spec({FIRST: 0, SECOND: 1}))
-        shares.observe_runtime("containerd://2.1.3")
+        shares.observe_node("containerd://2.1.3")
         await until(lambda: kubelet.allocatable().get(VGPU) == 2000)
         pod = await kubelet.run_pod("p", Container("main", {VGPU: 300}))
         report(pod, shares)

@@ -75,7 +75,7 @@ class Shared:
         self.gates = Gate(folder / "locks")
         """The gates as another process has them."""
         specs = [spec for spec in [parse("nvidia.json", nvidia_spec({A: 0, B: 1}).encode())] if spec is not None]
-        self.shares.observe_runtime("containerd://2.1.3")
+        self.shares.observe_node("containerd://2.1.3")
         self._specs = specs
         self.judge()
         claims: GatedGpus = node.agent.gpu_claims

@@ -246,7 +246,7 @@ async def test_a_container_whose_gpu_has_no_cdi_device_any_more_waits_for_it(sho
 
 async def test_a_runtime_without_cdi_is_offered_nothing(short_path: Path) -> None:
     async with shared_node(short_path) as node:
-        node.agent.shares.observe_runtime("containerd://1.7.24")
+        node.agent.shares.observe_node("containerd://1.7.24")
         await until(lambda: node.kubelet.allocatable()[VGPU] == 0)
         (reason,) = node.agent.shares.state.get().withheld
         assert "enable_cdi" in reason.text

@@ -41,7 +41,7 @@ async def test_a_worker_with_half_a_card_offers_half_of_its_units(short_path: Pa
         await until(lambda: bool(agent.views.get().shared.gpus))
         (short_path / "cdi/nvidia.json").write_text(nvidia_spec(gpus_of(agent.views.get())))
         assert agent.shares is not None
-        agent.shares.observe_runtime("containerd://2.1.3")
+        agent.shares.observe_node("containerd://2.1.3")
         await until(lambda: kubelet.allocatable().get(VGPU) == 500)
         (gpu,) = agent.views.get().shared.capacity
         assert agent.views.get().shared.capacity == {gpu: 500}
@@ -55,7 +55,7 @@ async def test_a_gpu_without_a_cdi_spec_of_nvidia_is_withheld_in_every_output(sh
         assert second.id is not None
         (short_path / "cdi/nvidia.json").write_text(nvidia_spec({first.id: first.minor or 0}))
         assert agent.shares is not None
-        agent.shares.observe_runtime("containerd://2.1.3")
+        agent.shares.observe_node("containerd://2.1.3")
         await until(lambda: kubelet.allocatable().get(VGPU) == 1000)
         await until(lambda: dict(agent.views.get().shared.capacity) == {first.id: 1000})
         shown = next(gpu for gpu in agent.views.get().gpus if gpu.address == second.address)
@@ -81,7 +81,7 @@ async def test_a_node_that_shares_no_gpu_registers_no_units(short_path: Path) ->
     async with worker(short_path, "vm-2xV100", DesiredMode.CONTAINER) as (agent, kubelet):
         await until(lambda: agent.host_observed)
         assert agent.shares is not None
-        agent.shares.observe_runtime("containerd://2.1.3")
+        agent.shares.observe_node("containerd://2.1.3")
         await until(lambda: bool(agent.views.get().gpus))
         assert VGPU not in kubelet.capacity()
         assert agent.views.get().shared.gpus == ()

@@ -55,11 +55,13 @@ VGPU = {"enabled": True, "repository": "registry.example", "image": "vgpu-manage
 
 
 def test_the_mps_daemon_runs_on_labelled_nodes_and_waits_for_its_clients() -> None:
-    daemon = daemon_sets(render(sandbox(sandboxDevicePlugin={"shares": {"mps": {"enabled": True}}}), INPUTS))[
-        "gpuvirt-mps"
-    ]
+    policy = sandbox(sandboxDevicePlugin={"shares": {"mps": {"enabled": True}}})
+    daemon = daemon_sets(render(policy, INPUTS))["gpuvirt-mps"]
     pod = daemon.spec.template.spec
-    assert pod.node_selector == {"gpuvirt.io/node": "true", "kubernetes.io/os": "linux"}
+    selector = {"gpuvirt.io/node": "true", "kubernetes.io/os": "linux"}
+    assert pod.node_selector == {**selector, "nvidia.com/gpu.deploy.client": "true"}
+    older = render(policy, replace(INPUTS, selects_clients=False))
+    assert daemon_sets(older)["gpuvirt-mps"].spec.template.spec.node_selector == selector, "nodes lack the label"
     assert pod.affinity is not None
     (term,) = pod.affinity.node_affinity.required.node_selector_terms
     (label,) = term.match_expressions

@@ -43,6 +43,7 @@ def explained(
     priority: int = 0,
     priorities: Mapping[str, int] | None = None,
     containers: int = 1,
+    labels: Mapping[str, str] | None = None,
     **known: object,
 ) -> Explanation:
     """Explain a pending pod on one node, whose GPUs have the units of `capacity`, with these pods on them."""
@@ -57,11 +58,32 @@ def explained(
         VmEvidence(
             target=ObjectRef(ObjectKind.POD, "new", "ml"),
             pod=PodSeen("new", "ml", "Pending", requests={VGPU: demand.total}, conditions=(PENDING,)),
-            nodes=(NodeSeen("node01", allocatable={VGPU: sum(capacity.values())}),),
+            nodes=(NodeSeen("node01", labels=labels or {}, allocatable={VGPU: sum(capacity.values())}),),
             pods=tuple(running),
             shares=SharesSeen(VGPU, demand, nodes={NodeName("node01"): usage}, pods=names, priority=priority, **known),  # type: ignore[arg-type]
         )
     )
+
+
+@pytest.mark.parametrize(
+    ("labels", "is_upgrading"),
+    [
+        ({"nvidia.com/gpu-driver-upgrade-state": "upgrade-required"}, True),
+        ({"nvidia.com/gpu-driver-upgrade-state": "upgrade-failed"}, True),
+        ({"nvidia.com/gpu.deploy.client": "paused-for-driver-upgrade"}, True),
+        ({"nvidia.com/gpu-driver-upgrade-state": "upgrade-done", "nvidia.com/gpu.deploy.client": "true"}, False),
+        ({}, False),
+    ],
+)
+def test_an_upgrade_of_the_driver_is_the_reason_with_the_pods_that_hold_it(
+    labels: dict[str, str], is_upgrading: bool
+) -> None:
+    found = explained(300, {"GPU-a": 0 if is_upgrading else 1000}, {"train": {"GPU-a": 500}}, labels=labels)
+    assert found.blocker is not None
+    assert (found.blocker.code is ReasonCode.DRIVER_UPGRADE) is is_upgrading
+    if is_upgrading:
+        (key, value) = next(iter(labels.items()))
+        assert [seen.value for seen in found.blocker.seen] == [f"{key}={value}", "ml/train"]
 
 
 def test_a_node_whose_shares_are_no_limits_is_named_where_the_pod_requires_limits() -> None:

@@ -47,7 +47,7 @@ class SharesStory(Story):
         self.say("The agent's settings have `mode: shared`: a whole GPU has 1000 units, and pods request some of them.")
         await self.until(lambda: len(self._gpus()) > 1, "the agent's first observation of the host")
         self._describe_gpus()
-        self._shares.observe_runtime(RUNTIME)
+        self._shares.observe_node(RUNTIME)
         self._shares.pods.observe({})
         resource = self._shares.resource
         await self.until(

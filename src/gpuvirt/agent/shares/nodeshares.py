@@ -170,10 +170,11 @@ class NodeShares(msgspec.Struct, frozen=True):
         """The shares as observed by now; any thread reads them."""
         return replace(self.observed.get(), records=self.records)
 
-    def observe_runtime(self, version: str) -> None:
-        """Record the version of the container runtime by the Node object: `containerd://2.1.3`."""
-        if version != self.observed.get().runtime:
-            self.observed.set(replace(self.observed.get(), runtime=version))
+    def observe_node(self, runtime: str, upgrade: str = "") -> None:
+        """Record the version of the container runtime, `containerd://2.1.3`, and the label of a driver's upgrade."""
+        seen = self.observed.get()
+        if (runtime, upgrade) != (seen.runtime, seen.upgrade):
+            self.observed.set(replace(seen, runtime=runtime, upgrade=upgrade))
 
     def follow(self, state: ShareState) -> None:
         """Show the last decisions, and wake those who follow them if they differ; new reasons are logged."""

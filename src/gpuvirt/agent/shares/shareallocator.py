@@ -83,7 +83,7 @@ class GpuChoice:
         reason = why_refused(units, open_node, records, shares.resource, state.kept_texts(records))
         if reason is not None and why_refused(units, state.node, records, "") is None:
             return closed
-        return reason
+        return reason if reason is None else state.closed_by or reason
 
     async def choose(self, pod: PodOnNode, unit: DeviceId) -> PodRecord:
         """Choose the GPUs of a pod that has not started, and record them on disk; raise AllocationRefusedError.
@@ -95,7 +95,7 @@ class GpuChoice:
         while True:
             found = choose(pod, node, shares.records, (shares.pods.known or {}).values())
             if found is None:
-                raise AllocationRefusedError(closed or self._no_room(pod, node))
+                raise AllocationRefusedError(closed or shares.state.get().closed_by or self._no_room(pod, node))
             new = record_of(pod.namespace, pod.name, pod.demand, found.containers)
             record = with_limits(new, node, requires=pod.requires_limits)
             if isinstance(record, Reason):

@@ -28,6 +28,7 @@ from gpuvirt.kube.kinds.workloads import (
     RoleReference,
     Subject,
 )
+from gpuvirt.kube.labels import CLIENT, deploy_label
 from gpuvirt.model.desired.settings import (
     Enforcement,
     HamiCore,
@@ -94,7 +95,11 @@ def mps_daemon(policy: ClusterPolicy, inputs: RenderInputs) -> Iterator[Manifest
     if not is_desired(policy) or plugin.shares is None or plugin.shares.mps.enabled is not True:
         return
     secrets = assembly.secrets(inputs.settings.pull_secrets, plugin)
-    manifest = bases.with_pod(overlay.base(policy, inputs, "mps"), image_pull_secrets=secrets)
+    base = overlay.base(policy, inputs, "mps")
+    selector = dict(bases.pod_of(base).node_selector)
+    if inputs.selects_clients:
+        selector[deploy_label(CLIENT)] = "true"
+    manifest = bases.with_pod(base, image_pull_secrets=secrets, node_selector=selector)
     yield assembly.daemon_set(policy, inputs, manifest, owned=False)
 
 

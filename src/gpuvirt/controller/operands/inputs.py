@@ -80,6 +80,8 @@ class RenderInputs(msgspec.Struct, frozen=True):
     """The values of `gpuvirt.io/os` of the nodes for containers."""
     has_container_nodes: bool = False
     """Whether the cluster has nodes for containers, even if their operating systems are unknown."""
+    selects_clients: bool = True
+    """Whether pods that open GPUs select the label of GPU clients; no pod would run on a node without it."""
     runtime: str = "containerd"
     """The container runtime of the nodes for containers: containerd, crio."""
     config_maps: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)

@@ -4,13 +4,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from gpuvirt.diagnosis.findings import Finding, listed, problem
+from gpuvirt.diagnosis.findings import Finding, listed, of_reason, problem
 from gpuvirt.diagnosis.vms import vmshares
 from gpuvirt.diagnosis.vms.vmevidence import GpuNodeSeen, NodeSeen, OnDemandGpu, PodSeen, VmEvidence
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.kube import labels as nodelabels
 from gpuvirt.kube.kinds.gpunode import Offered
+from gpuvirt.kube.labels import CLIENT, UPGRADE_LABEL, deploy_label
 from gpuvirt.model.inventory.nearness import nearest
-from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in, count_of
+from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in, count_of, sharing
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.workers.away import NodePhase
 
@@ -243,6 +245,16 @@ class _Judge:
     def invalid_share(self) -> Finding | None:
         return vmshares.invalid_request(self._evidence.target.text, self._evidence.shares)
 
+    def driver_upgrade(self) -> Finding | None:
+        """The obstacle of a node whose driver is being replaced, for a pod that requests units."""
+        labels, shares = self._node.labels, self._evidence.shares
+        label = nodelabels.driver_upgrade(labels.get(UPGRADE_LABEL, ""), labels.get(deploy_label(CLIENT), ""))
+        if shares is None or not label:
+            return None
+        usage = shares.nodes.get(NodeName(self._node.name))
+        holders = [shares.pods[pod].pod for pod in usage.all_pods if pod in shares.pods] if usage is not None else []
+        return of_reason(sharing.driver_upgrade(label, holders), Level.ERROR)
+
     def no_limits(self) -> Finding | None:
         shares = self._evidence.shares
         return vmshares.no_limits(self._node.name, shares) if shares is not None else None
@@ -371,6 +383,7 @@ class _Judge:
 
 ORDER = (
     _Judge.invalid_share,
+    _Judge.driver_upgrade,
     _Judge.not_offered,
     _Judge.withheld,
     _Judge.not_counted,

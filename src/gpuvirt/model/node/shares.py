@@ -17,7 +17,7 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.offers.sharing import SharedOffer
 from gpuvirt.model.reasons import Reason
-from gpuvirt.model.reasons.sharing import RUNTIME
+from gpuvirt.model.reasons.sharing import OF_NODE, driver_upgrade
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode, offered
 from gpuvirt.model.shares.node.nvidiacdi import ContainerRuntime, NvidiaSpec
@@ -57,6 +57,8 @@ class ObservedShares(msgspec.Struct, frozen=True):
     """The shares of all pods, with those that are being given."""
     runtime: str | None = None
     """The version of the container runtime by the Node object, `containerd://2.1.3`; None until it is known."""
+    upgrade: str = ""
+    """The node's label by which its driver is being replaced; empty without one."""
     cdi: CdiReading | None = None
     accounts: PodReading = NONE_GONE
 
@@ -68,6 +70,8 @@ class ShareState(msgspec.Struct, frozen=True):
     """The GPUs that are to be shared, by the agent's observations of the host."""
     runtime: str | None = None
     """The version of the container runtime; None until it is known."""
+    upgrade: Reason | None = None
+    """Why no GPU gives units to more pods, while the node's driver is being replaced."""
     node: NodeSharing = NO_GPUS
     """The GPUs that containers can get: those that are to be shared, without those that CDI can't give."""
     withheld: tuple[Reason, ...] = ()
@@ -116,7 +120,13 @@ class ShareState(msgspec.Struct, frozen=True):
         """Return the state with the GPUs that containers can get, by a new reading of NVIDIA's CDI specs."""
         runtime = ContainerRuntime(self.runtime, reading.is_enabled) if self.runtime is not None else None
         node, withheld = offered(self.published, runtime, reading.specs)
-        return replace(self, node=node, withheld=withheld, cdi=reading)
+        return replace(self, node=node, withheld=withheld, cdi=reading).closed()
+
+    def closed(self) -> "ShareState":
+        """Return the state in which no GPU gives units to more pods while the driver is being replaced."""
+        if self.upgrade is None or not self.published.capacity:
+            return self
+        return replace(self, node=replace(self.node, capacity={}), withheld=(self.upgrade,))
 
     def with_accounts(self, reading: PodReading) -> "ShareState":
         """Return the state with the pods that keep their shares, and those whose shares end, by a new reading."""
@@ -126,7 +136,13 @@ class ShareState(msgspec.Struct, frozen=True):
 
     def is_judged_as(self, other: "ShareState") -> bool:
         """Return whether the same GPUs follow from the same CDI specs and settings for both states."""
-        return (self.published, self.runtime) == (other.published, other.runtime)
+        mine, theirs = ((state.published, state.runtime, state.upgrade is None) for state in (self, other))
+        return mine == theirs
+
+    @property
+    def closed_by(self) -> Reason | None:
+        """Why no GPU of the node gives units to more pods; None where that is a matter of each GPU."""
+        return next((reason for reason in self.withheld if reason.subject in OF_NODE), None)
 
     def kept_texts(self, records: ShareRecords) -> Mapping[str, str]:
         """Return why pods keep their shares, by pod as text: `pod default/a`."""
@@ -149,17 +165,19 @@ class ShareState(msgspec.Struct, frozen=True):
         """Return why containers can't get a GPU that is to be shared, None if they can."""
         if gpu in self.node.capacity:
             return None
-        return next((reason for reason in self.withheld if reason.subject in {gpu, RUNTIME}), None)
+        return next((reason for reason in self.withheld if reason.subject in OF_NODE | {gpu}), None)
 
 
 def decide_shares(observed: ObservedShares, before: ShareState, offer: SharedOffer = NOT_OBSERVED) -> ShareState:
     """Decide about the shares of a node; `offer` are its GPUs in mode `shared`."""
-    state = replace(before, runtime=observed.runtime).with_offer(offer)
+    holders = [f"{pod.namespace}/{pod.name}" for pod in observed.records.pods.values()] if observed.upgrade else ()
+    upgrade = driver_upgrade(observed.upgrade, holders) if observed.upgrade else None
+    state = replace(before, runtime=observed.runtime, upgrade=upgrade).with_offer(offer)
     if observed.cdi is not None and observed.cdi is not before.cdi:
         state = state.with_cdi(observed.cdi)
     if observed.accounts is not before.accounts:
         state = state.with_accounts(observed.accounts)
-    return state
+    return state.closed()
 
 
 def with_shares(offer: SharedOffer, observed: ObservedShares | None, state: ShareState) -> SharedOffer:

@@ -70,6 +70,11 @@ class ReasonCode(Code):
     VGPU_TYPE_UNKNOWN = _not_offered("VgpuTypeUnknown", "the catalog lacks the vGPU type of a GPU in mode `shared`")
     GPU_NOT_INITIALIZED = _not_offered("GpuNotInitialized", "NVIDIA's driver shows no UUID or no product name")
     REGISTERED_ELSEWHERE = _not_offered("RegisteredElsewhere", "another device plugin offers the GPU to the kubelet")
+    DRIVER_UPGRADE = _not_offered(
+        "DriverUpgrade",
+        "the driver of the node is being replaced, so that GPUs in mode `shared` give no units to more pods",
+        passes=True,
+    )
     IN_MIG_MODE = _not_offered("InMigMode", "the GPU has GPU instances (MIG), so its units can't be shared")
     CDI_SPEC_MISSING = _not_offered("CdiSpecMissing", "the GPU is shared, and NVIDIA's CDI specs do not have it")
     LIMIT_NOT_POSSIBLE = _not_offered(

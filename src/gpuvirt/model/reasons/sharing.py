@@ -39,6 +39,9 @@ def in_mig_mode(address: str) -> Reason:
 
 RETRIES = "no action needed: the kubelet restarts the container with back-off"
 RUNTIME = "the container runtime"
+THE_DRIVER = "the driver"
+OF_NODE = frozenset({RUNTIME, THE_DRIVER})
+"""The subjects of reasons against all shared GPUs of a node."""
 SCHEDULER_FIX = (
     "if the pod's schedulerName is not that of the scheduler with gpuvirt's extender, set it and create the pod again:"
     " it then waits for a GPU that has room"
@@ -62,6 +65,14 @@ def no_room(
     if not placed:
         fix = f"{SCHEDULER_FIX}; otherwise {fix}"
     return refusals.no_room(subject, message, fix, *seen)
+
+
+def driver_upgrade(label: str, holders: Collection[str]) -> Reason:
+    """NVIDIA's operator unloads the driver once nothing has it open; `holders` are the pods with shares."""
+    message = "of this node is being replaced, so that its shared GPUs give no units to more pods"
+    seen = Seen("pods that hold the driver", ", ".join(sorted(holders)) or "none with shares")
+    fix = "no action needed once these pods have ended, or are deleted; see the operator's pod nvidia-driver-daemonset"
+    return Reason(ReasonCode.DRIVER_UPGRADE, THE_DRIVER, message, (Seen("node label", label), seen), fix)
 
 
 def pod_unknown(subject: str, detail: str) -> Reason:
