@@ -57,7 +57,8 @@ HELD_S = 600
 """How long no controller leads afterwards. A controller that still exists then creates everything again."""
 GONE_WITHIN_S = 120.0
 POLL_S = 1.0
-KINDS = ("gpunodes.gpuvirt.io", "vgpuschedules.gpuvirt.io", "clusterpolicies.nvidia.com")
+GPU_NODE_KIND = "gpunodes.gpuvirt.io"
+KINDS = (GPU_NODE_KIND, "vgpuschedules.gpuvirt.io", "clusterpolicies.nvidia.com")
 DISCOVERER = {"app.kubernetes.io/name": "gpuvirt", "app.kubernetes.io/component": "discover"}
 """The labels of the discoverer's DaemonSet and of its pods, as an install brings them."""
 DISCOVERED = (discovery.PRESENT_LABEL, discovery.OS_ID_LABEL, discovery.OS_VERSION_LABEL)
@@ -199,12 +200,15 @@ class Uninstaller:
             self._unmark_workers(),
             self._revert_kubevirt(),
             self._delete_ours(CLUSTER_POLICIES, "ClusterPolicy", labelled=f"{PART_OF}={OURS}"),
-            self._delete_ours(GPU_NODES, "GpuNode"),
+            self._delete_gpu_nodes(),
         )
         for step in steps:
             async for line in step:
                 yield line
         for name in KINDS if self._goals.crds else ():
+            if self._used and name == GPU_NODE_KIND:
+                yield f"kept the CRD {name}: its objects say which vGPUs VMs use"
+                continue
             if (deleted := await retried(partial(self._delete_kind, name), self._clock)) is not None:
                 yield deleted
 
@@ -278,6 +282,16 @@ class Uninstaller:
         for found in await self._list(resource, AnyObject, labelled=labelled):
             await self._delete(resource, found, labelled=labelled)
             yield f"deleted {kind} {found.metadata.name}"
+
+    async def _delete_gpu_nodes(self) -> AsyncIterator[str]:
+        """Delete the GpuNodes but those for which the vGPU manager stays: another run decides by them again."""
+        for found in await self._list(GPU_NODES, AnyObject):
+            name = found.metadata.name
+            if name in self._used:
+                yield f"kept GpuNode {name}: VMs use vGPUs there; delete it with the vGPU manager after they end"
+                continue
+            await self._delete(GPU_NODES, found)
+            yield f"deleted GpuNode {name}"
 
     async def _delete_kind(self, name: str) -> str | None:
         with suppress(NotFoundError):
