@@ -9,6 +9,7 @@ from subprocess import CompletedProcess
 import pytest
 from typing_extensions import override
 
+from gpuvirt.facts.ids import PciAddress
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
@@ -70,6 +71,27 @@ def test_only_the_chosen_devices_are_planned(
 ) -> None:
     done = vfio(tmp_path, simulated, "unbind", *arguments, "--dry-run", "-o", "json")
     assert [result["gpus"] for result in json.loads(done.stdout)] == [[address] for address in chosen]
+
+
+def test_a_gpu_that_is_left_without_a_driver_is_not_reported_as_bound(tmp_path: Path) -> None:
+    done = vfio(tmp_path, "8xH100", "unbind", H100S[0], "--dry-run")
+    assert (done.returncode, f"{H100S[0]}: unbind from vfio-pci" in done.stdout) == (1, True)
+    assert "is left without a driver" in done.stdout
+    assert f"fix:  when all GPUs are free: echo {H100S[0]} > /sys/bus/pci/drivers_probe" in done.stdout
+    assert "bound for the host" not in done.stdout
+    rebound = ran("vgpu", "apply", "-c", "H100XM-80C", "--rebind", "--dry-run", "--host-root", str(tmp_path))
+    assert (rebound.returncode, f"{H100S[0]} is left without a driver" in rebound.stdout) == (1, True)
+
+
+def test_a_gpu_without_a_driver_beside_nvswitches_names_the_probe(tmp_path: Path) -> None:
+    """`vfio unbind` and `vgpu apply --rebind` refuse this GPU."""
+    kernel = build_host(load_host("8xH100"))
+    kernel.rebind(PciAddress(H100S[0]), None)
+    export(kernel, tmp_path)
+    probe = f"when all GPUs are free: echo {H100S[0]} > /sys/bus/pci/drivers_probe"
+    for arguments in (("devices",), ("vgpu", "create", H100S[0], "H100XM-80C", "--dry-run")):
+        done = ran(*arguments, "--host-root", str(tmp_path))
+        assert probe in " ".join(done.stdout.split()), done.stdout
 
 
 def test_force_asks_about_the_devices_that_it_unbinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

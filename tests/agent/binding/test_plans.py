@@ -214,9 +214,10 @@ def test_the_probe_is_left_to_the_administrator_on_a_host_with_nvswitches(
     assert host.move(DesiredDriver.PASSTHROUGH, address) == ()
     (plan,) = host.plans(DesiredDriver.NATIVE, address)
     assert not any(step.text.startswith(f"{address}: probe") for step in plan.steps)
-    assert any("drivers_probe" in note for note in plan.notes)
-    assert host.move(DesiredDriver.NATIVE, address) == ()
+    (left,) = plan.left_driverless
+    assert host.move(DesiredDriver.NATIVE, address) == (left,), "the change says that the GPU has no driver"
     (reason,) = host.move(DesiredDriver.NATIVE, address)
+    assert (left.code, left.fix) == (reason.code, reason.fix)
     assert (reason.code, reason.fix) == (
         ReasonCode.NO_DRIVER,
         f"when all GPUs are free: echo {address} > /sys/bus/pci/drivers_probe",

@@ -393,7 +393,7 @@ def _put_back(
     if failed is None:
         with _despite_errors():
             record.settle(back)
-        return ()
+        return back.left_driverless
     return (failed.reason,)
 
 

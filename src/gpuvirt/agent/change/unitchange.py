@@ -301,8 +301,8 @@ class UnitChange(msgspec.Struct):
         if isinstance(phase, DriverPlan):
             heads = self._heads(state)
             reasons = driverphase.take(self.change_host, state, phase, self._observe_drivers, self.steps, heads)
-            if reasons or phase.notes:  # notes ask an admin to finish by hand
-                self._ended[self.unit] = reasons
+            if ended := reasons or phase.left_driverless:
+                self._ended[self.unit] = ended
             self._rolled_back = bool(reasons)
             return
         gpu = phase.gpu

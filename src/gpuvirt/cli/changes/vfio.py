@@ -195,8 +195,11 @@ def change(host: Host, desired: DesiredGpu, chosen: Chosen, output: Output, *, d
     for unit, plan in plans.items():
         would = _would(host, plan, units[unit])
         quiet = output is not Output.TABLE
-        unchanged = dry_run or would.reasons
-        results.append(would if unchanged else _changed(host, units[unit], would, seen.inventory, quiet=quiet))
+        if not dry_run and not would.reasons:
+            would = _changed(host, units[unit], would, seen.inventory, quiet=quiet)
+        elif not would.reasons:
+            would = replace(would, reasons=plan.drivers.left_driverless)
+        results.append(would)
     changesrender.vfio_results(results, desired, output=output, dry_run=dry_run)
     if any(result.reasons for result in results):
         raise typer.Exit(1)
@@ -211,7 +214,7 @@ def _would(host: Host, plan: Plan, desired: DesiredUnit) -> VfioResult:
     unfit = [reason for gpu in idle for reason in host.unfit.get(gpu, ())]
     reasons = tuple(dict.fromkeys((*managed, *plan.reasons, *unfit)))
     steps = () if reasons else tuple(step.text for step in plan.steps)
-    return VfioResult(plan.unit, tuple(desired), steps, reasons, plan.drivers.notes)
+    return VfioResult(plan.unit, tuple(desired), steps, reasons)
 
 
 def _ask(plans: Iterable[Plan]) -> None:

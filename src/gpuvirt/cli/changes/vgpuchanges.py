@@ -59,7 +59,7 @@ def would(seen: HostObservation, gpu: PciAddress, desired: DesiredGpu) -> VgpuRe
     unit = {gpu: desired}
     plan = plan_unit(seen.unit_state(unit), seen.inventory.gpus[gpu].unit, unit)
     steps = (*(step.text for step in plan.steps), *plan.later)
-    return VgpuResult(gpu, steps, plan.reasons, _counts(desired))
+    return VgpuResult(gpu, steps, (*plan.reasons, *plan.drivers.left_driverless), _counts(desired))
 
 
 def changed(here: Host, seen: HostObservation, gpu: PciAddress, desired: DesiredGpu, *, quiet: bool) -> VgpuResult:

@@ -38,7 +38,6 @@ class VfioResult(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...]
     steps: tuple[str, ...]
     reasons: tuple[Reason, ...]
-    notes: tuple[str, ...] = ()
 
 
 class VfioGpu(msgspec.Struct, frozen=True):
@@ -98,8 +97,6 @@ def vfio_results(done: Sequence[VfioResult], desired: DesiredGpu, *, output: Out
                 out.print(step, soft_wrap=True)
         for reason in result.reasons:
             render.say_reason(out, reason, style="yellow")
-        for note in result.notes:
-            say(out, note)
         if not result.reasons:
             bound = "bound for VMs" if desired.driver is DesiredDriver.PASSTHROUGH else "bound for the host"
             would = "would be " if dry_run and result.steps else ""

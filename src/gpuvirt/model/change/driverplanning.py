@@ -309,8 +309,7 @@ def plan_return(state: UnitState, unit: UnitId, before: Mapping[PciAddress, bool
     to_native = [address for address in touched if not before[address] and _lacks_native_driver(state, address)]
     drivers = {address: DesiredDriver.PASSTHROUGH if before[address] else DesiredDriver.NATIVE for address in touched}
     kept = [address for address in touched if address not in to_vfio and address not in to_native]
-    plan = _plan(state, unit, drivers, to_vfio, to_native, _former_overrides(state, kept, before))
-    return replace(plan, notes=())
+    return _plan(state, unit, drivers, to_vfio, to_native, _former_overrides(state, kept, before))
 
 
 def _plan(
@@ -322,8 +321,7 @@ def _plan(
     first: Iterable[DriverStep],
 ) -> DriverPlan:
     # A probe of the native driver can hang where NVSwitches join the GPUs.
-    has_switches = any(function.kind is FunctionKind.NVSWITCH for function in state.inventory.facts.functions.values())
-    by_hand = has_switches and any(gpu.unit == unit for gpu in state.inventory.gpus.values())
+    by_hand = state.inventory.has_nvswitches and any(gpu.unit == unit for gpu in state.inventory.gpus.values())
     if refused := driver_refusals(state, desired_drivers, to_vfio, to_native, by_hand=by_hand):
         return DriverPlan(unit, refusals=refused)
     return DriverPlan(
@@ -336,7 +334,7 @@ def _plan(
         leases=_leases(state, to_native),
         locks=tuple(address for address in to_vfio if state.function(address).driver == "nvidia"),
         forced=state.forced,
-        notes=tuple(_notes(to_native)) if by_hand else (),
+        left_driverless=tuple(_left_driverless(to_native)) if by_hand else (),
     )
 
 
@@ -409,12 +407,8 @@ def _unbinds(state: UnitState, addresses: Iterable[PciAddress]) -> Iterator[Driv
             yield Unbind(address, driver)
 
 
-def _notes(addresses: Iterable[PciAddress]) -> Iterator[str]:
-    for address in addresses:
-        yield (
-            f"{address}: on a host with NVSwitches the driver may hang when it probes a single GPU; when all GPUs are"
-            f" free, probe it by hand: {notoffered.probe_command(address)}"
-        )
+def _left_driverless(addresses: Iterable[PciAddress]) -> Iterator[Reason]:
+    return (notoffered.no_driver(address, by_hand=True, is_left=True) for address in addresses)
 
 
 def why_not_unused(state: UnitState) -> tuple[Reason, ...]:

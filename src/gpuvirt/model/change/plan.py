@@ -80,7 +80,8 @@ class DriverPlan(msgspec.Struct, frozen=True):
     """The GPUs whose driver must admit no new client before the unbind (NVIDIA's `unbindLock`)."""
     forced: bool = False
     """Whether functions are taken from the users of their native drivers, by the order of an admin."""
-    notes: tuple[str, ...] = ()
+    left_driverless: tuple[Reason, ...] = ()
+    """The functions without a driver after the last step: an admin binds them."""
 
     @property
     def met(self) -> bool:

@@ -275,7 +275,8 @@ def _without_driver(inventory: Inventory, function: PciFunction) -> Reason:
     if function.iommu_group is None:
         return refusals.no_group(address)
     carries_vgpus = function.id.vendor == NVIDIA and bool(catalog.cards_of(function.id, function.subsystem))
-    return notoffered.no_driver(address, _to_bind(inventory, function), carries_vgpus=carries_vgpus)
+    by_hand = inventory.has_nvswitches
+    return notoffered.no_driver(address, _to_bind(inventory, function), carries_vgpus=carries_vgpus, by_hand=by_hand)
 
 
 def _users(inventory: Inventory, function: PciFunction) -> Sequence[OpenDeviceUser]:

@@ -65,6 +65,11 @@ class Inventory(msgspec.Struct, frozen=True):
     groups: Mapping[IommuGroup, tuple[PciAddress, ...]]
     units: Mapping[UnitId, tuple[PciAddress, ...]]
 
+    @property
+    def has_nvswitches(self) -> bool:
+        """Whether NVSwitches join the host's GPUs: a native driver that probes a single GPU can hang."""
+        return any(function.kind is FunctionKind.NVSWITCH for function in self.facts.functions.values())
+
     def matters(self, function: PciFunction) -> bool:
         """Return whether a function is a GPU, a sibling function of one, or an NVSwitch."""
         if function.kind in {FunctionKind.GPU, FunctionKind.NVSWITCH}:

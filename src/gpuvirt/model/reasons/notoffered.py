@@ -145,26 +145,30 @@ def not_recorded(device: str, message: str, fix: str, seen: Seen) -> Reason:
 BY_AGENT = "or mode: passthrough in the agent's settings, to offer it to VMs"
 
 
-def no_driver(address: str, to_bind: str = "", *, carries_vgpus: bool = False, by_hand: bool = False) -> Reason:
+def no_driver(
+    address: str, to_bind: str = "", *, carries_vgpus: bool = False, by_hand: bool = False, is_left: bool = False
+) -> Reason:
     """No driver has the function; `carries_vgpus`: NVIDIA's vGPU manager would create vGPUs on it.
 
     `to_bind`: how it gets to VMs.
 
-    `by_hand`: it is to return to its driver on an NVSwitch host, where only an admin probes a single GPU.
+    `by_hand`: the host has NVSwitches, so that only an admin returns it to its driver. `is_left`: a change ends so.
     """
-    message = "is bound to no driver"
-    fix = f"{to_bind}; to return it to the host: gpuvirt vfio unbind {address}"
-    if carries_vgpus:
-        fix += "; for vGPUs install NVIDIA's vGPU manager, whose driver the host lacks or has not bound to the GPU"
+    message = "is left without a driver" if is_left else "is bound to no driver"
+    to_host = f"gpuvirt vfio unbind {address}"
     if by_hand:
         message += ", and on a host with NVSwitches the driver may hang when it probes a single GPU"
-        fix = f"when all GPUs are free: {probe_command(address)}"
-    return Reason(ReasonCode.NO_DRIVER, address, message, (driver_link(address, None),), fix)
+        to_host = probe_command(address)
+    fix = f"{to_bind}; to return it to the host: {to_host}" if to_bind else to_host
+    if carries_vgpus:
+        fix += "; for vGPUs install NVIDIA's vGPU manager, whose driver the host lacks or has not bound to the GPU"
+    places = () if is_left else (driver_link(address, None),)
+    return Reason(ReasonCode.NO_DRIVER, address, message, places, fix)
 
 
 def probe_command(address: str) -> str:
-    """Return the command that binds a function to its driver."""
-    return f"echo {address} > {sysfs.DRIVERS_PROBE}"
+    """Return the command by which an admin binds a GPU of a host with NVSwitches to its driver."""
+    return f"when all GPUs are free: echo {address} > {sysfs.DRIVERS_PROBE}"
 
 
 def no_vgpus(subject: str, message: str, *seen: Seen, fix: str = "create vGPUs: gpuvirt vgpu apply") -> Reason:

@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import PciAddress, VgpuType
-from gpuvirt.facts.pci import PciFunction
+from gpuvirt.facts.pci import NVIDIA, PciFunction
 from gpuvirt.facts.vgpu import LiveVgpu
-from gpuvirt.model.reasons import refusals
+from gpuvirt.model.reasons import notoffered, refusals
 from gpuvirt.model.reasons.reason import Reason, Seen, driver_link
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
@@ -92,6 +92,8 @@ def no_vgpu_host(function: PciFunction, why: str) -> Reason:
     fix = "install the driver of the vendor's vGPU manager, and see gpuvirt doctor"
     if function.on_vfio or function.is_idle:
         fix = f"bind it to its native driver: gpuvirt vfio unbind {function.address}, or gpuvirt vgpu apply --rebind"
+        if function.driver is None and function.id.vendor == NVIDIA:
+            fix += f" (not on a host with NVSwitches; there, {notoffered.probe_command(function.address)})"
     return _no_host(function.address, why, fix, driver_link(function.address, function.driver))
 
 
