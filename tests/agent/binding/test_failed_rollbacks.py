@@ -40,11 +40,20 @@ def to_passthrough(unit: HostUnit, known: Inputs = NOBODY) -> tuple[Reason, ...]
     return change_drivers(unit.change_host, unit.id, {GPU: DesiredDriver.PASSTHROUGH}, known, unit.taken.append)
 
 
-def test_a_change_that_cannot_be_recorded_does_not_begin(unit: HostUnit, tmp_path: Path) -> None:
-    with failing(tmp_path, errno.EROFS) as disk:
-        disk.only = unit.change_host.original_drivers.name
+@pytest.mark.parametrize(
+    ("number", "error"), [(errno.EROFS, "Read-only file system"), (errno.ENOSPC, "No space left on device")]
+)
+def test_a_change_that_cannot_be_recorded_does_not_begin(
+    unit: HostUnit, tmp_path: Path, number: int, error: str
+) -> None:
+    journal = unit.change_host.original_drivers
+    with failing(tmp_path, number) as disk:
+        disk.only = journal.name
         (reason,) = to_passthrough(unit)
     assert (reason.code, "driver journal" in reason.text) == (ReasonCode.STEP_FAILED, True)
+    assert [(seen.path, seen.value.startswith(error)) for seen in reason.places] == [(str(journal), True)]
+    folder = journal.parent
+    assert reason.fix == f"free space on the file system of {folder} (df {folder}), or mount it writable"
     assert (unit.kernel.writes, unit.taken) == ([], [])
     assert to_passthrough(unit) == ()
 

@@ -46,7 +46,7 @@ from gpuvirt.model.change.steps import (
     Unbind,
     Unlock,
 )
-from gpuvirt.model.reasons import Reason, Seen, refusals
+from gpuvirt.model.reasons import Reason, Seen, nodeproblems, refusals
 from gpuvirt.model.reasons.reason import driver_link
 
 NO_OVERRIDE = b"\n"
@@ -398,7 +398,7 @@ def _put_back(
 
 
 def _unrecorded(change_host: ChangeHost, plan: DriverPlan, error: OSError) -> Reason:
-    return refusals.failed("write the driver journal", plan.unit, Seen(str(change_host.original_drivers), str(error)))
+    return nodeproblems.journal_not_written(plan.unit, change_host.original_drivers, str(error))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import re
 from pathlib import PurePath
 
+from gpuvirt.model.reasons import refusals
 from gpuvirt.model.reasons.reason import Reason, Seen
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
@@ -52,6 +53,11 @@ def not_written(code: ReasonCode, path: object, error: str, consequence: str) ->
     return Reason(
         code, str(path), f"can't be written; {consequence}", (_failed(path, error),), _writable(_folder(path))
     )
+
+
+def journal_not_written(unit: str, path: object, error: str) -> Reason:
+    """No change of a driver begins that the driver journal does not have."""
+    return refusals.failed("write the driver journal", unit, _failed(path, error), fix=_writable(_folder(path)))
 
 
 def _failed(path: object, error: str) -> Seen:
