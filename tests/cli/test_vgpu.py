@@ -4,15 +4,21 @@ import json
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.agent.known import snapshot
+from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
+from gpuvirt.model.desired.settings import Settings
+from gpuvirt.model.offers.view import AgentView
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host, shared_cards
 from tests.agent.change.hostunit import L40S, HostUnit
+from tests.agent.node.simnode import IDS
 from tests.cli.commandline import ran
 
 GPU, FREE = PciAddress("0000:3b:00.0"), PciAddress("0000:86:00.0")
@@ -70,6 +76,28 @@ def test_a_vgpu_stays_while_its_allocation_is_unknown(place: Place) -> None:
     (place.host / "var/lib/gpuvirt/ledger.json").write_bytes(b"torn")
     done = place.run("delete", place.vgpu)
     assert (done.returncode, "AllocationsUnknown" in done.stdout) == (1, True), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("published", "arguments", "text"),
+    [
+        ({"desired": "vgpu", "vgpu_config": "T4-8Q"}, ("apply", "-c", "T4-4Q"), "has the vGPU config T4-8Q"),
+        ({"desired": "passthrough"}, ("apply", "-c", "T4-4Q", "--rebind"), "is kept in mode passthrough"),
+    ],
+)
+def test_a_dry_run_has_the_refusal_of_vgpus_that_an_agent_manages(
+    place: Place, published: dict[str, str], arguments: tuple[str, ...], text: str
+) -> None:
+    seen = snapshot.take(build_host(load_host("4xT4")), Settings(), IDS, RealClock())
+    agent = AgentView(version="test", pid=1, started=seen.at, plugin_only=False)
+    view = replace(seen, agent=agent, gpus=tuple(replace(gpu, **published) for gpu in seen.gpus))
+    (place.host / "run/gpuvirt").mkdir(parents=True)
+    (place.host / "run/gpuvirt/node.json").write_bytes(msgspec.json.encode(view))
+    done = place.run(*arguments, "--dry-run")
+    assert (done.returncode, f"{GPU}: " in done.stdout) == (1, False), done.stdout
+    assert f"ManagedByAgent: {GPU} {text} by this node's agent" in done.stdout
+    where = ("node NODE --overwrite nvidia.com/", "in the agent's settings")
+    assert all(source in done.stdout for source in where), "the view does not say where it is from"
 
 
 def test_only_the_types_of_named_gpus_are_listed(place: Place) -> None:

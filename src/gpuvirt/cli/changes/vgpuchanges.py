@@ -21,6 +21,7 @@ from gpuvirt.facts.ids import PciAddress, VgpuId, with_domain
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import host_of_vfs
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
+from gpuvirt.model.change.driverplanning import driver_of
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.vgpus.desiredvgpus import config_gpus, desired_vgpus_of
 from gpuvirt.model.change.vgpus.gpustate import GpuState
@@ -64,8 +65,6 @@ def would(seen: HostObservation, gpu: PciAddress, desired: DesiredGpu) -> VgpuRe
 
 def changed(here: Host, seen: HostObservation, gpu: PciAddress, desired: DesiredGpu, *, quiet: bool) -> VgpuResult:
     """Change a GPU to its desired state, and return the result; `seen` has the GPU's isolation unit."""
-    if (managed := _managed(here, gpu, _counts(desired))) is not None:
-        return managed
     unit = seen.inventory.gpus[gpu].unit
     plan = plan_unit(seen.unit_state({gpu: desired}), unit, {gpu: desired})
     takes_away = bool(plan.drivers.steps) or any(phase.destroys for phase in plan.vgpus)
@@ -113,12 +112,15 @@ def _counts(desired: DesiredGpu) -> dict[str, int]:
     return dict(desired.vgpus.types) if desired.vgpus is not None else {}
 
 
-def _managed(here: Host, gpu: PciAddress, desired_counts: dict[str, int] | None = None) -> VgpuResult | None:
-    """Return the refusal to change a GPU whose vGPU config the agent keeps, None for other GPUs."""
-    config = here.vgpu_configs.get(gpu)
-    if config is None:
-        return None
-    return VgpuResult(gpu, (), (refusals.managed(gpu, config, is_config=True),), desired_counts)
+def _managed(here: Host, gpu: PciAddress, desired: DesiredGpu | None = None) -> VgpuResult | None:
+    """Return the refusal to change a GPU that the agent keeps otherwise, None for other GPUs."""
+    config, mode = here.vgpu_configs.get(gpu), here.managed.get(gpu)
+    counts, driver = (_counts(desired), desired.driver) if desired is not None else (None, None)
+    if config is not None:
+        return VgpuResult(gpu, (), (refusals.managed(gpu, config, is_config=True),), counts)
+    if mode is not None and driver is not None and driver_of(mode) is not driver:
+        return VgpuResult(gpu, (), (refusals.managed(gpu, mode),), counts)
+    return None
 
 
 class AppliedHost(msgspec.Struct, frozen=True):
@@ -247,8 +249,10 @@ def _change(
     results: list[VgpuResult] = []
     for gpu, desired_gpu in sorted(desired.items()):
         expected = would(seen, gpu, desired_gpu)
-        unchanged = dry_run or not (expected.steps or expected.reasons)
-        result = expected if unchanged else changed(here, seen, gpu, desired_gpu, quiet=where.quiet)
+        result = expected
+        if expected.steps or expected.reasons:
+            refused = _managed(here, gpu, desired_gpu)
+            result = refused or (expected if dry_run else changed(here, seen, gpu, desired_gpu, quiet=where.quiet))
         if result.steps and not result.reasons and host_of_vfs(seen.inventory.facts.functions[gpu]) is not None:
             result = with_vfs_bound(here, result, quiet=where.quiet, dry_run=dry_run)
         results.append(result)

@@ -312,11 +312,13 @@ def prerequisite_missing(subject: str, message: str, fix: str, *seen: Seen) -> R
 
 
 def managed(address: PciAddress, desired: str, *, is_config: bool = False) -> Reason:
-    """The agent would undo a change by hand; `desired`: the GPU's mode, or its vGPU config."""
-    kept, other = f"is kept in mode {desired}", "mode in the agent's settings"
+    """The agent would undo a change by hand; `desired`: the GPU's mode, or its vGPU config, of whatever source."""
+    kept, other, label = f"is kept in mode {desired}", "mode", "gpu.workload.config"
     if is_config:
-        kept = f"has the vGPU config {desired}"
-        other = "config: kubectl label node NODE --overwrite nvidia.com/vgpu.config=NAME"
+        kept, other, label = f"has the vGPU config {desired}", "vgpu_config", "vgpu.config"
     message = f"{kept} by this node's agent, which would undo a change by hand"
-    fix = f'set another {other}; or exclude the GPU in the settings: modes: {{"{address}": unmanaged}}'
+    fix = (
+        f"change it where it is set: kubectl label node NODE --overwrite nvidia.com/{label}=NAME, or {other} in the"
+        f' agent\'s settings; or exclude the GPU in the settings: modes: {{"{address}": unmanaged}}'
+    )
     return Reason(ReasonCode.MANAGED, address, message, fix=fix)
