@@ -177,6 +177,7 @@ def test_devices_shows_a_gpu_that_is_kept_in_its_mode(tmp_path: Path, mode: str,
 
 
 def test_devices_of_a_host_without_gpus(tmp_path: Path) -> None:
+    (tmp_path / "sys/bus/pci/devices").mkdir(parents=True)
     done = ran("devices", "--host-root", str(tmp_path))
     assert done.returncode == 0
     assert "No GPU of NVIDIA, AMD or Intel on this host." in done.stdout

@@ -5,9 +5,10 @@ from pathlib import Path
 from gpuvirt.agent.known.state import NodeState
 from gpuvirt.agent.store import agentstate
 from gpuvirt.clock import Clock
-from gpuvirt.errors import DamagedError
+from gpuvirt.errors import DamagedError, DevicesUnknownError
 from gpuvirt.facts.ids import BootId
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.facts.sysfs import PCI_DEVICES
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.scan import BOOT_ID, scan, with_users
@@ -50,7 +51,17 @@ def take(
     ledger: Ledger = EMPTY,
     learn: Learn = observed_names,
 ) -> NodeView:
-    """Observe the host; return its view, with what an agent would offer. `ledger` has the allocations to pods."""
+    """Observe the host; return its view, with what an agent would offer. `ledger` has the allocations to pods.
+
+    Raises DevicesUnknownError.
+    """
+    listed = attributes.names(kernel, PCI_DEVICES)
+    if not isinstance(listed, list):
+        problem = "is not there" if listed is None else f"could not be read ({listed.detail})"
+        raise DevicesUnknownError(
+            f"{PCI_DEVICES} {problem}, so the GPUs of this host are unknown; check --host-root, below which the host's"
+            " /sys must be"
+        )
     facts = with_users(kernel, scan(kernel))
     return view_of(facts, settings, ids, clock, ledger, learn(facts, ledger.names))
 
