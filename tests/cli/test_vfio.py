@@ -7,16 +7,19 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from msgspec.structs import replace
 from typing_extensions import override
 
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.devices.platform import PlatformSpec
 from gpuvirt_sim.hostspec import load_host
 from tests.cli.commandline import ran
+from tests.diagnosis.doctor.sickhost import host
 
 GPU, AUDIO, SECOND, SECOND_AUDIO = "0000:04:00.0", "0000:04:00.1", "0000:3b:00.0", "0000:3b:00.1"
-T4, SWITCH = "0000:86:00.0", "0000:05:00.0"
+A10, T4, SWITCH = "0000:65:00.0", "0000:86:00.0", "0000:05:00.0"
 SWITCHES = tuple(f"0000:{bus:02x}:00.0" for bus in range(5, 9))
 H100S = tuple(f"0000:{bus}:00.0" for bus in ("1b", "43", "52", "61", "9d", "c3", "d1", "df"))
 ONE_OF_GROUP = "0000:0b:01.0"
@@ -92,6 +95,34 @@ def test_a_gpu_without_a_driver_beside_nvswitches_names_the_probe(tmp_path: Path
     for arguments in (("devices",), ("vgpu", "create", H100S[0], "H100XM-80C", "--dry-run")):
         done = ran(*arguments, "--host-root", str(tmp_path))
         assert probe in " ".join(done.stdout.split()), done.stdout
+
+
+WITHOUT = PlatformSpec(modules=("nvidia",))
+
+
+@pytest.mark.parametrize(
+    ("platform", "code", "fix"),
+    [
+        (replace(WITHOUT, available=()), "VfioMissing", "install the kernel's extra modules"),
+        (replace(WITHOUT, files={"/etc/modprobe.d/no.conf": "install vfio-pci /bin/false"}), "VfioBlocked", "no.conf"),
+        (replace(WITHOUT, cmdline="module_blacklist=vfio"), "VfioBlocked", "remove module_blacklist=vfio from"),
+        (replace(WITHOUT, files={"/etc/modprobe.d/no.conf": "install vfio_iommu_type1 /bin/false"}), None, ""),
+        (replace(WITHOUT, missing=(f"/lib/modules/{WITHOUT.release}/modules.dep",)), None, ""),
+        (replace(WITHOUT, modules=("nvidia", "vfio_pci"), available=()), None, ""),
+    ],
+    ids=["missing", "blocked by modprobe", "blocked by the kernel", "another module", "unknown", "loaded"],
+)
+def test_a_vfio_pci_that_cannot_be_loaded_is_said_before_the_change(
+    tmp_path: Path, platform: PlatformSpec, code: str | None, fix: str
+) -> None:
+    export(host(platform, driver="native"), tmp_path)
+    bind = ran("vfio", "bind", A10, "--dry-run", "--host-root", str(tmp_path))
+    status = ran("vfio", "status", "--host-root", str(tmp_path)).stdout
+    assert (bind.returncode, "would be bound" in bind.stdout) == ((1, False) if code else (0, True))
+    assert ("possible: gpuvirt vfio bind" in status) is (code is None)
+    for shown in (bind.stdout, status):
+        assert f"{code}: " in shown or code is None
+        assert fix in shown
 
 
 def test_force_asks_about_the_devices_that_it_unbinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ UUID_SPACE = uuid.UUID("6f9a2c4e-55a0-4d0e-9a44-2f0c5a6b7d10")
 """The UUIDs of simulated mdevs derive from their parent and number, so that every run has the same."""
 
 EGM_MAJOR = 509
+VFIO = "vfio-pci"
 
 
 def build_host(spec: HostSpec, *, where: str = "host", wait: bool = False) -> SimKernel:
@@ -57,7 +58,9 @@ class _Builder:
     def build(self) -> SimKernel:
         if self.spec.vfio_loaded:
             self.kernel.vfio.load()
-        for driver in ("vfio-pci", "nvidia", "pcieport"):
+        modules = self.spec.platform.modules
+        uses_vfio_pci = modules is None or "vfio_pci" in modules or any(slot.driver == VFIO for slot in self.spec.slots)
+        for driver in (*([VFIO] if uses_vfio_pci else ()), "nvidia", "pcieport"):
             self.kernel.pci.add_driver(driver)
         for index, slot in enumerate(self.spec.slots):
             with self._located("slot", f"$.slots[{index}]"):

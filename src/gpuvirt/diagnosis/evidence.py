@@ -53,6 +53,18 @@ def kernel_series(release: str, default: tuple[int, int]) -> tuple[int, int]:
     return default if match is None else (int(match[1]), int(match[2]))
 
 
+def arguments_of(setup: Setup) -> tuple[str, ...]:
+    """Return the kernel's arguments; those after `--` are init's, and are left out."""
+    words = (setup.cmdline.text or "").split()
+    return tuple(words[: words.index("--")] if "--" in words else words)
+
+
+def argument_of(setup: Setup, name: str) -> str | None:
+    """Return the last value of `name=` on the kernel's command line, "" for the bare word."""
+    found = [word.partition("=")[2] for word in arguments_of(setup) if word.partition("=")[0] == name]
+    return found[-1] if found else None
+
+
 class Evidence(msgspec.Struct, frozen=True):
     """The input of all checks."""
 
@@ -93,13 +105,11 @@ class Evidence(msgspec.Struct, frozen=True):
     @property
     def cmdline(self) -> tuple[str, ...]:
         """The kernel's arguments; those after `--` are init's, and are left out."""
-        words = (self.setup.cmdline.text or "").split()
-        return tuple(words[: words.index("--")] if "--" in words else words)
+        return arguments_of(self.setup)
 
     def argument(self, name: str) -> str | None:
         """Return the last value of `name=` on the kernel's command line, "" for the bare word."""
-        found = [word.partition("=")[2] for word in self.cmdline if word.partition("=")[0] == name]
-        return found[-1] if found else None
+        return argument_of(self.setup, name)
 
     @property
     def on_vfio(self) -> tuple[Gpu, ...]:

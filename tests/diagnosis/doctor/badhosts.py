@@ -132,7 +132,7 @@ BAD = {
     ),
     "no vfio-pci": Bad(
         lambda: host(PlatformSpec(modules=("nvidia",), available=()), driver="native"),
-        FindingCode.VFIO_MISSING, Level.ERROR, "modules.dep: empty", "linux-modules-extra-6.8.0-31-generic",
+        ReasonCode.VFIO_MISSING, Level.ERROR, "modules.dep: empty", "linux-modules-extra-6.8.0-31-generic",
     ),
     "no list of the kernel's modules": Bad(
         lambda: host(PlatformSpec(modules=("nvidia",), missing=(f"{MODULES}/modules.dep",)), driver="native"),
@@ -141,11 +141,11 @@ BAD = {
     ),
     "vfio-pci is kept out by modprobe": Bad(
         lambda: host(with_file("/etc/modprobe.d/no.conf", "# no\ninstall vfio-pci \\\n /bin/false\n")),
-        FindingCode.VFIO_BLOCKED, Level.ERROR, "/etc/modprobe.d/no.conf: install vfio-pci /bin/false", "no.conf",
+        ReasonCode.VFIO_BLOCKED, Level.ERROR, "/etc/modprobe.d/no.conf: install vfio-pci /bin/false", "no.conf",
     ),
     "vfio-pci is kept out by the kernel": Bad(
         lambda: host(PlatformSpec(cmdline="intel_iommu=on module_blacklist=nouveau,vfio_pci")),
-        FindingCode.VFIO_BLOCKED, Level.ERROR, "module_blacklist=nouveau,vfio_pci", "remove module_blacklist=",
+        ReasonCode.VFIO_BLOCKED, Level.ERROR, "module_blacklist=nouveau,vfio_pci", "remove module_blacklist=",
     ),
     "a Grace GPU without its driver": Bad(
         lambda: host(PlatformSpec(cpu=Cpu.ARM), "2xGH200", driver="native"),

@@ -15,17 +15,19 @@ from gpuvirt.cli.formats import ListFormat, ListOutput, Output
 from gpuvirt.cli.output import changesrender
 from gpuvirt.cli.output.changesrender import VfioResult
 from gpuvirt.cli.parameters import options
+from gpuvirt.diagnosis.checks.drivers import why_not_loadable
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind, PciFunction
+from gpuvirt.hardware.host.platform import read_setup
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
 from gpuvirt.model.change.driverplanning import driver_of, plan_units
-from gpuvirt.model.change.nativedrivers import is_head
-from gpuvirt.model.change.plan import Plan
+from gpuvirt.model.change.nativedrivers import FALLBACK, is_head
+from gpuvirt.model.change.plan import DriverPlan, Plan
 from gpuvirt.model.change.planner import plan_unit
-from gpuvirt.model.change.steps import Unbind
+from gpuvirt.model.change.steps import LoadModule, Unbind
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId
-from gpuvirt.model.reasons import refusals
+from gpuvirt.model.reasons import Reason, refusals
 from gpuvirt.paths import HostRoots
 
 app = typer.Typer(
@@ -86,7 +88,11 @@ def status(
     parts = (address for address, function in functions.items() if function.is_gpu_part)
     listed = sorted((*seen.inventory.gpus, *parts))
     rows = [(address, plan_units(seen, {address: DesiredDriver.PASSTHROUGH})[0]) for address in listed]
-    changesrender.vfio_status(seen, rows, here.unfit, ListFormat(output, no_headers))
+    missing = _why_not_loadable(here, seen.inventory, [plan for _, plan in rows])
+    unfit = {
+        address: (*here.unfit.get(address, ()), *(missing if _loads_vfio_pci(plan) else ())) for address, plan in rows
+    }
+    changesrender.vfio_status(seen, rows, unfit, ListFormat(output, no_headers))
 
 
 @app.command("bind")
@@ -191,9 +197,10 @@ def change(host: Host, desired: DesiredGpu, chosen: Chosen, output: Output, *, d
     plans = {unit: plan_unit(state, unit, target) for unit, target in units.items()}
     if host.inputs.forced and not dry_run:
         _ask(plans.values())
+    missing = _why_not_loadable(host, seen.inventory, [plan.drivers for plan in plans.values()])
     results: list[VfioResult] = []
     for unit, plan in plans.items():
-        would = _would(host, plan, units[unit])
+        would = _would(host, plan, units[unit], missing)
         quiet = output is not Output.TABLE
         if not dry_run and not would.reasons:
             would = _changed(host, units[unit], would, seen.inventory, quiet=quiet)
@@ -205,14 +212,29 @@ def change(host: Host, desired: DesiredGpu, chosen: Chosen, output: Output, *, d
         raise typer.Exit(1)
 
 
-def _would(host: Host, plan: Plan, desired: DesiredUnit) -> VfioResult:
-    """Return the result that a plan expects, with the refusals of an agent that keeps a GPU in another mode."""
+def _loads_vfio_pci(plan: DriverPlan) -> bool:
+    return any(isinstance(step, LoadModule) and step.driver == FALLBACK for step in plan.steps)
+
+
+def _why_not_loadable(host: Host, seen: Inventory, plans: Iterable[DriverPlan]) -> tuple[Reason, ...]:
+    """Return why plans that load vfio-pci certainly fail, as doctor says it."""
+    if not any(map(_loads_vfio_pci, plans)):
+        return ()
+    return tuple(why_not_loadable(read_setup(host.change_host.kernel, seen.facts, ())))
+
+
+def _would(host: Host, plan: Plan, desired: DesiredUnit, missing: Sequence[Reason]) -> VfioResult:
+    """Return the result that a plan expects, with the refusals of an agent that keeps a GPU in another mode.
+
+    `missing`: why vfio-pci can't be loaded.
+    """
     kept = {gpu: host.managed[gpu] for gpu in desired if gpu in host.managed}
     managed = [refusals.managed(gpu, mode) for gpu, mode in kept.items() if driver_of(mode) is not desired[gpu].driver]
     idle = [gpu for gpu, target in desired.items() if target.driver is DesiredDriver.PASSTHROUGH and not plan.steps]
     # A GPU that is bound already, and that no VM could use, is not reported as done.
     unfit = [reason for gpu in idle for reason in host.unfit.get(gpu, ())]
-    reasons = tuple(dict.fromkeys((*managed, *plan.reasons, *unfit)))
+    unloadable = missing if _loads_vfio_pci(plan.drivers) else ()
+    reasons = tuple(dict.fromkeys((*managed, *plan.reasons, *unfit, *unloadable)))
     steps = () if reasons else tuple(step.text for step in plan.steps)
     return VfioResult(plan.unit, tuple(desired), steps, reasons)
 

@@ -1,21 +1,22 @@
 """Checks of drivers: VFIO's modules, modprobe's rules, drivers that compete for GPUs, the boot console, resets."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
 
 from gpuvirt.diagnosis.bootloader import drop_arguments, remake_initramfs, set_arguments
-from gpuvirt.diagnosis.evidence import Evidence, kernel_series
+from gpuvirt.diagnosis.evidence import Evidence, argument_of, kernel_series
 from gpuvirt.diagnosis.findings import Finding, fine, of_reason, problem, seen, unread
 from gpuvirt.facts.ids import PciId, parse_pci_id
 from gpuvirt.facts.pci import GRACE_DRIVER, NVIDIA, PciFunction, Unread
 from gpuvirt.facts.platform import Attribute, Listing
+from gpuvirt.facts.setup import Setup
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.model.inventory.inventory import Gpu
 from gpuvirt.model.inventory.isolation import group_blockers
 from gpuvirt.model.inventory.resets import Reset, reset_of
-from gpuvirt.model.reasons import FindingCode, Seen, count_of
+from gpuvirt.model.reasons import FindingCode, Reason, Seen, count_of, refusals
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.reasons.notoffered import KEEPS_MEMORY, grace_driver_missing, group_not_viable, no_reset
 from gpuvirt.model.reasons.notoffered import boot_console as console_reason
@@ -28,6 +29,9 @@ FIRST_TURING = 0x1E00
 """NVIDIA's device ids of GPUs ascend with their generations; pci.ids has none of Volta or before from here on."""
 LAST_FOR_VOLTA = 580
 """The last branch of NVIDIA's driver for Maxwell, Pascal and Volta (release notes of 580 and 590)."""
+
+VFIO_PCI = frozenset({"vfio", "vfio_pci", "vfio_pci_core"})
+"""vfio-pci and the modules that it requires."""
 
 OR_MOUNT = "or in a container mount the host's /lib/modules below --host-root"
 
@@ -57,17 +61,24 @@ def vfio_modules(evidence: Evidence) -> Iterator[Finding]:
         fix = f"install the modules of {f'kernel {of}' if (of := setup.release.text) else 'its kernel'}, {OR_MOUNT}"
         yield unread("VFIO's modules", without, *lists, fix=fix)
     else:
-        yield problem(
-            FindingCode.VFIO_MISSING,
-            ", ".join(name for name in missing if name not in loadable),
-            "is not in this kernel",
-            seen(Listing(setup.available_modules.path, ()), setup.release),
-            why="without it no GPU can be passed to a VM",
-            fix=(
-                f"install the kernel's extra modules (Debian, Ubuntu: linux-modules-extra-{setup.release.text})",
-                "or boot a kernel with CONFIG_VFIO_PCI and CONFIG_VFIO_IOMMU_TYPE1",
-            ),
-        )
+        reason = _missing(setup, *(name for name in missing if name not in loadable))
+        yield of_reason(reason, reason.code.level, why="without it no GPU can be passed to a VM")
+
+
+def _missing(setup: Setup, *modules: str) -> Reason:
+    places = seen(Listing(setup.available_modules.path, ()), setup.release)
+    return refusals.vfio_missing(", ".join(modules), setup.release.text, *places)
+
+
+def why_not_loadable(setup: Setup) -> Iterator[Reason]:
+    """Yield why vfio-pci, which is not loaded, can't be loaded; nothing where a file does not show that for certain."""
+    lists = (setup.modules, setup.builtin_modules, setup.available_modules)
+    is_known = isinstance(setup.available_modules.names, tuple)
+    is_known &= not any(isinstance(modules.names, Unread) for modules in lists)
+    if is_known and not any("vfio_pci" in modules.known for modules in lists):
+        yield _missing(setup, "vfio_pci")
+    for rule, steps in _blocks(setup, VFIO_PCI.__contains__):
+        yield refusals.vfio_blocked(rule, "; ".join(steps))
 
 
 def grace_driver(evidence: Evidence) -> Iterator[Finding]:
@@ -99,21 +110,27 @@ def modprobe_rules(evidence: Evidence) -> Iterator[Finding]:
     for file in setup.modprobe:
         if isinstance(file.value, Unread):
             yield unread("the configuration of modprobe", "could not be read", file)
-    rules = list(_rules(evidence))
-    for where, words in rules:
-        if words[0] == "install" and _module(words[1]).startswith("vfio") and re.search(r"/(false|true)$", words[2]):
-            yield _blocked(where, " ".join(words), (f"remove the line from {where}",))
-    banned = evidence.argument("module_blacklist") or ""
-    if any(_module(name).startswith("vfio") for name in banned.split(",")):
-        argument = f"module_blacklist={banned}"
-        yield _blocked(setup.cmdline.path, argument, drop_arguments(setup, argument))
-    for where, text, desired in _ids(evidence, rules):
+    for rule, steps in _blocks(setup, lambda module: module.startswith("vfio")):
+        reason = refusals.vfio_blocked(rule)
+        yield of_reason(reason, reason.code.level, *steps, why="without them no GPU can be passed to a VM")
+    for where, text, desired in _ids(evidence, _rules(setup)):
         yield from _not_bound(evidence, where, text, desired)
 
 
-def _rules(evidence: Evidence) -> Iterator[tuple[HostPath, list[str]]]:
+def _blocks(setup: Setup, concerns: Callable[[str], bool]) -> Iterator[tuple[Seen, tuple[str, ...]]]:
+    """Yield the rules that keep out a module that `concerns` accepts, with the steps that remove the rule."""
+    for where, words in _rules(setup):
+        if words[0] == "install" and concerns(_module(words[1])) and re.search(r"/(false|true)$", words[2]):
+            yield Seen(where, " ".join(words)[:200]), (f"remove the line from {where}",)
+    banned = argument_of(setup, "module_blacklist") or ""
+    if any(concerns(_module(name)) for name in banned.split(",")):
+        argument = f"module_blacklist={banned}"
+        yield Seen(setup.cmdline.path, argument[:200]), drop_arguments(setup, argument)
+
+
+def _rules(setup: Setup) -> Iterator[tuple[HostPath, list[str]]]:
     """Yield the lines of modprobe's files that have three words or more (modprobe.d(5))."""
-    for file in evidence.setup.modprobe:
+    for file in setup.modprobe:
         for line in (file.text or "").replace("\\\n", " ").splitlines():
             words = line.split()
             if len(words) >= 3 and not words[0].startswith("#"):
@@ -122,17 +139,6 @@ def _rules(evidence: Evidence) -> Iterator[tuple[HostPath, list[str]]]:
 
 def _module(name: str) -> str:
     return name.replace("-", "_")
-
-
-def _blocked(where: str, line: str, fix: tuple[str, ...]) -> Finding:
-    return problem(
-        FindingCode.VFIO_BLOCKED,
-        "VFIO's modules",
-        "can't be loaded, because the configuration forbids it",
-        (Seen(where, line[:200]),),
-        why="without them no GPU can be passed to a VM",
-        fix=fix,
-    )
 
 
 def _ids(evidence: Evidence, rules: Iterable[tuple[HostPath, list[str]]]) -> Iterator[tuple[HostPath, str, set[PciId]]]:

@@ -32,8 +32,6 @@ class FindingCode(Code):
     SHARED_GROUP = _host("SharedGroup", "a GPU shares its IOMMU group with devices of other slots")
     ACS_OVERRIDE = _host("AcsOverride", "`pcie_acs_override` splits groups that the hardware does not isolate")
 
-    VFIO_MISSING = _host("VfioMissing", "this kernel has no vfio-pci", Level.ERROR)
-    VFIO_BLOCKED = _host("VfioBlocked", "modprobe or the kernel is configured not to load vfio-pci", Level.ERROR)
     IDS_NOT_BOUND = _host(
         "IdsNotBound", "vfio-pci is configured for a device's id, but another driver bound the device first"
     )

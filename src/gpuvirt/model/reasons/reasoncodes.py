@@ -198,6 +198,8 @@ class ReasonCode(Code):
         "a kernel module or a program (`sriov-manage`, `nvidia-smi`) that the change needs is missing. The GPU"
         " keeps its driver and its vGPUs",
     )
+    VFIO_MISSING = _change("VfioMissing", "this kernel has no vfio-pci", Level.ERROR)
+    VFIO_BLOCKED = _change("VfioBlocked", "modprobe or the kernel is configured not to load vfio-pci", Level.ERROR)
     STEP_FAILED = _change(
         "StepFailed",
         "a step of the change failed. A GPU for VMs returns to its former driver; the return of a GPU to the host is"

@@ -311,6 +311,21 @@ def prerequisite_missing(subject: str, message: str, fix: str, *seen: Seen) -> R
     return Reason(ReasonCode.PREREQUISITE_MISSING, subject, message, seen, fix)
 
 
+def vfio_missing(modules: str, release: str | None, *seen: Seen) -> Reason:
+    """The kernel has no vfio-pci."""
+    fix = (
+        f"install the kernel's extra modules (Debian, Ubuntu: linux-modules-extra-{release}), or boot a kernel with"
+        " CONFIG_VFIO_PCI and CONFIG_VFIO_IOMMU_TYPE1"
+    )
+    return Reason(ReasonCode.VFIO_MISSING, modules, "is not in this kernel", seen, fix)
+
+
+def vfio_blocked(rule: Seen, fix: str | None = None) -> Reason:
+    """A rule of modprobe or an argument of the kernel keeps VFIO's modules out."""
+    message = "can't be loaded, because the configuration forbids it"
+    return Reason(ReasonCode.VFIO_BLOCKED, "VFIO's modules", message, (rule,), fix)
+
+
 def managed(address: PciAddress, desired: str, *, is_config: bool = False) -> Reason:
     """The agent would undo a change by hand; `desired`: the GPU's mode, or its vGPU config, of whatever source."""
     kept, other, label = f"is kept in mode {desired}", "mode", "gpu.workload.config"
