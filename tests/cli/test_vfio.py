@@ -76,6 +76,15 @@ def test_only_the_chosen_devices_are_planned(
     assert [result["gpus"] for result in json.loads(done.stdout)] == [[address] for address in chosen]
 
 
+def test_gpus_of_one_group_return_together(tmp_path: Path) -> None:
+    other, both = ONE_OF_GROUP.replace("01.0", "02.0"), f"{ONE_OF_GROUP} {ONE_OF_GROUP.replace('01.0', '02.0')}"
+    done = vfio(tmp_path, "2xRTX4090-one-group", "unbind", ONE_OF_GROUP, "--dry-run")
+    assert (done.returncode, done.stdout.count("GroupNotViable: ")) == (1, 1), "the audio function has the same reason"
+    assert f"GroupNotViable: {other} can't serve VMs once {ONE_OF_GROUP} (gpu, vfio-pci)" in done.stdout
+    assert f"fix:  return the GPUs of the group together: gpuvirt vfio unbind {both}; an agent" in done.stdout
+    assert ran("vfio", "unbind", *both.split(), "--dry-run", "--host-root", str(tmp_path)).returncode == 0
+
+
 def test_a_gpu_that_is_left_without_a_driver_is_not_reported_as_bound(tmp_path: Path) -> None:
     done = vfio(tmp_path, "8xH100", "unbind", H100S[0], "--dry-run")
     assert (done.returncode, f"{H100S[0]}: unbind from vfio-pci" in done.stdout) == (1, True)

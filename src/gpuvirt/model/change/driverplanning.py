@@ -235,9 +235,20 @@ def _why_not_to_native(state: UnitState, desired_drivers: DesiredDrivers, addres
     for member in sorted({address, *state.neighbours([address])}):  # the lease takes the whole group
         if state.function(member).on_vfio or member == address:
             yield from _allocated(state, member)
-    for other in sorted(state.neighbours([address]) & state.inventory.gpus.keys()):
-        if state.function(other).on_vfio and desired_drivers.get(other) is not DesiredDriver.NATIVE:
-            yield notoffered.group_not_viable(other, other, [function], by_modes=True)
+    yield from _why_group_stays(state, desired_drivers, address)
+
+
+def _why_group_stays(state: UnitState, desired_drivers: DesiredDrivers, address: PciAddress) -> Iterator[Reason]:
+    """Yield the GPUs on VFIO that no VM could open once the slot of a function of their group is the host's."""
+    gpus = state.inventory.gpus.keys()
+    head = next((gpu for gpu in gpus if slot_of(gpu) == slot_of(address)), address)
+    staying = [
+        other
+        for other in sorted(state.neighbours([address]) & gpus)
+        if state.function(other).on_vfio and desired_drivers.get(other) is not DesiredDriver.NATIVE
+    ]
+    for other in staying:
+        yield notoffered.group_not_viable(other, other, [state.function(head)], together=[head, *staying])
 
 
 def _why_no_native_driver(state: UnitState, function: PciFunction) -> Iterator[Reason]:

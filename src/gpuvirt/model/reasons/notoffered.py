@@ -28,11 +28,18 @@ def node_missing(device: str, node: str, before: str | None = None) -> Reason:
 
 
 def group_not_viable(
-    device: str, gpu: PciAddress, spoiling: Sequence[PciFunction], *, is_whole: bool = True, by_modes: bool = False
+    device: str,
+    gpu: PciAddress,
+    spoiling: Sequence[PciFunction],
+    *,
+    is_whole: bool = True,
+    by_modes: bool = False,
+    together: Sequence[PciAddress] = (),
 ) -> Reason:
     """VFIO can open a group only if no driver of the host has a member.
 
-    `is_whole`: the device is not a vGPU; `by_modes`: the spoiling GPU has, or is to have, another mode.
+    `is_whole`: the device is not a vGPU; `by_modes`: the spoiling GPU has, or is to have, another mode; `together`: the
+    GPUs of the group that would have to return to the host with the spoiling one.
     """
     names = ", ".join(f"{function.address} ({function.kind}, {function.driver})" for function in spoiling)
     message = f"can't be opened while the host uses {names} of its IOMMU group"
@@ -40,6 +47,10 @@ def group_not_viable(
     if by_modes:
         message = f"can't serve VMs: by its mode, the host has {names} of the same IOMMU group"
         fix = "set the same mode for both"
+    elif together:
+        message = f"can't serve VMs once {names} of its IOMMU group returns to the host"
+        command = f"gpuvirt vfio unbind {' '.join(together)}"
+        fix = f"return the GPUs of the group together: {command}; an agent does so if they have the same mode"
     elif not is_whole:
         fix = f"give each function of {gpu} its own IOMMU group: ACS and ARI in the firmware's setup, or another slot"
     elif foreign:
