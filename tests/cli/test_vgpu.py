@@ -62,6 +62,10 @@ def test_assert_fails_where_vgpus_differ(place: Place, config: str, code: int) -
         (("create", "0000:86:00.1", "T4-8Q"), 2, "0000:86:00.1 is no GPU of this host"),
         (("types", "0000:86:00.1"), 2, "0000:86:00.1 is no GPU of this host"),
         (("delete", GPU), 2, f"{GPU}: this host has no such vGPU"),
+        (("create", GPU, "T4-8Q", "--dry-run"), 1, f"{GPU} has no room for 1 more GRID T4-8Q: 2 exist and 2 fit"),
+        (("create", GPU, "T4-8Q", "--dry-run"), 1, "fix:  remove one first: gpuvirt vgpu delete VGPU"),
+        (("create", FREE, "T4-8Q", "-n", "3"), 1, f"{FREE} has no room for 3 more GRID T4-8Q: 0 exist and 2 fit"),
+        (("create", FREE, "T4-8Q", "-n", "3"), 1, "fix:  create 2 or fewer"),
     ],
 )
 def test_a_command_that_changes_nothing_says_why(

@@ -181,7 +181,7 @@ def create(where: AppliedHost, address: str, vgpu_type: str, count: int, *, dry_
     desired_counts = Counter[str](vgpu.type for vgpu in vgpus if not isinstance(vgpu.type, Unread))
     name = resolve_type(vgpu_type, gpu_state.known_types) if gpu_state is not None else None
     desired_counts[name or vgpu_type] += count
-    _change(where, here, seen, {gpu: DesiredGpu(vgpus=DesiredVgpus(desired_counts))}, dry_run=dry_run)
+    _change(where, here, seen, {gpu: DesiredGpu(vgpus=DesiredVgpus(desired_counts, added=count))}, dry_run=dry_run)
 
 
 def delete(where: AppliedHost, ids: Sequence[str], *, dry_run: bool) -> None:

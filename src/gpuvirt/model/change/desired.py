@@ -35,6 +35,8 @@ class DesiredVgpus(msgspec.Struct, frozen=True):
     """Whether the GPU is used whole: it then carries no vGPU, and its VFs are switched off."""
     on_demand: bool = False
     """Whether the GPU carries the vGPUs that are allocated to pods, and no others; `types` is empty then."""
+    added: int = 0
+    """How many of `types` a command adds to the existing ones; 0 for a vGPU config."""
 
 
 class DesiredGpu(msgspec.Struct, frozen=True):

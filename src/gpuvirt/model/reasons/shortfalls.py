@@ -56,8 +56,12 @@ def no_room(gpu: PciAddress, asked: str, why: str, fix: str, *seen: Seen) -> Rea
     return refusals.no_room(gpu, f"has no room for {asked}: {why}", fix, *seen)
 
 
-def too_many(gpu: PciAddress, desired: Mapping[VgpuType, int], most: int) -> Reason:
-    """The framebuffer has room for fewer vGPUs."""
+def too_many(gpu: PciAddress, desired: Mapping[VgpuType, int], most: int, *, added: int = 0) -> Reason:
+    """The framebuffer has room for fewer vGPUs; `added`: how many a command adds to the existing ones."""
+    if added:
+        existing = sum(desired.values()) - added
+        fix = f"create {most - existing} or fewer" if most > existing else "remove one first: gpuvirt vgpu delete VGPU"
+        return no_room(gpu, f"{added} more {' or '.join(desired)}", f"{existing} exist and {most} fit", fix)
     return no_room(
         gpu, counted(desired), f"at most {most} of that size fit", f"name {most} or fewer in the vGPU config"
     )

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import Framework, GpuInstance, LiveVgpu
+from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.steps import CreateInstance, CreateVgpu, DestroyInstance
 from gpuvirt.model.change.vgpus.gpustate import (
     Counts,
@@ -191,13 +192,13 @@ def instances_of(gpu_state: GpuState) -> tuple[GpuInstance, ...]:
     return () if isinstance(found, Unread) else found  # unknown: refused by `modes`
 
 
-def too_many(gpu_state: GpuState, desired_counts: Counts, desired: Mapping[str, int]) -> Iterator[Reason]:
+def too_many(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -> Iterator[Reason]:
     """Yield why the desired vGPUs would find too few GPU instances even on an empty GPU."""
     gpu = gpu_state.host.gpu
-    needed = needed_instances(gpu_state, desired or desired_counts)
+    needed = needed_instances(gpu_state, desired.types or desired_counts)
     for vgpu_type, number in desired_counts.items():
         if number > gpu_state.most.get(vgpu_type, number):
-            yield shortfalls.too_many(gpu, {vgpu_type: number}, gpu_state.most[vgpu_type])
+            yield shortfalls.too_many(gpu, {vgpu_type: number}, gpu_state.most[vgpu_type], added=desired.added)
             return
         existing = sum(1 for vgpu in gpu_state.host.live if vgpu.type == vgpu_type)
         left = offered(gpu_state, vgpu_type)

@@ -301,7 +301,7 @@ def _too_many(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus
             )
         return
     if any(is_mig(vgpu_type) for vgpu_type in desired_counts):
-        yield from instances.too_many(gpu_state, desired_counts, desired.types)
+        yield from instances.too_many(gpu_state, desired_counts, desired)
         return
     if modes.is_mixed(gpu_state, desired):
         if not modes.fits(gpu_state.card, desired_counts):
@@ -314,7 +314,7 @@ def _too_many(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus
         return
     known = [gpu_state.most[vgpu_type] for vgpu_type in desired_counts if vgpu_type in gpu_state.most]
     if known and len(known) == len(desired_counts) and sum(desired_counts.values()) > max(known):
-        yield shortfalls.too_many(gpu, desired_counts, max(known))
+        yield shortfalls.too_many(gpu, desired_counts, max(known), added=desired.added)
 
 
 def _kept(gpu_state: GpuState, live: Mapping[LiveVgpu, VgpuType], vgpu_type: VgpuType, number: int) -> list[LiveVgpu]:
