@@ -114,7 +114,7 @@ def _owners(evidence: Evidence) -> Iterator[tuple[str, GpuView, VgpuView | None]
             yield str(vgpu.id), function, vgpu
 
 
-WITHOUT_VFIO = (FindingCode.VFIO_MISSING, FindingCode.VFIO_BLOCKED)
+WITHOUT_VFIO = (ReasonCode.VFIO_MISSING, ReasonCode.VFIO_BLOCKED)
 """The findings of a host on which no GPU can be bound for VMs, whatever its own reason is."""
 
 

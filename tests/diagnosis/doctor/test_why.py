@@ -85,7 +85,7 @@ NEIGHBOUR = (
         (lambda: rebound(host(), GPU, None), StageName.DRIVER, ReasonCode.NO_DRIVER, "gpuvirt vfio bind"),
         (
             lambda: host(PlatformSpec(modules=("nvidia",), available=()), driver="native"),
-            StageName.DRIVER, FindingCode.VFIO_MISSING, "linux-modules-extra",
+            StageName.DRIVER, ReasonCode.VFIO_MISSING, "linux-modules-extra",
         ),
         (lambda: host(driver="nouveau"), StageName.DRIVER, ReasonCode.NATIVE_DRIVER, "gpuvirt vfio bind"),
         (lambda: simulated(WITH_VFS), StageName.DRIVER, ReasonCode.NO_VGPUS, "gpuvirt vgpu create 0000:65:00.0 A10-"),
