@@ -6,6 +6,7 @@ Where a guard protects against harm, it has a test instead of a line here. A lin
 from collections.abc import Mapping
 
 UNNOTICED: Mapping[str, str] = {
+    "cli.changes.vgpuchanges: _change: expected.reasons [or in] if expected.steps or expected.reasons": "A plan without steps changes nothing; the condition only prefers the reason of the agent to the plan's.",
     "agent.change.driverphase: _put_back: back.refusals [or in] if back.refusals or not back.steps": "A plan with refusals has no steps, so the other part of the condition is true as well.",
     "agent.change.driverphase: _put_back: not back.steps [or in] if back.refusals or not back.steps": "A rollback without steps records and takes nothing.",
     "agent.change.gate.gate: Gate._locked: raise self.busy(unit, slot)": "The lock of the slot refuses it, too, 0.2 s later: locks belong to the open file, not to the process.",

@@ -11,12 +11,13 @@ from msgspec.structs import replace
 from gpuvirt.agent.change.steps.leasing import RefusedError
 from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.agent.shares.nodeshares import stored_shares
-from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies, ShareAllocator, UnitAllocation
+from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies, GpuChoice, ShareAllocator, UnitAllocation
 from gpuvirt.agent.shares.sharefiles import SpecFiles
 from gpuvirt.facts.ids import DeviceId, PciAddress, PodUid
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.desired.settings import ShareSettings
 from gpuvirt.model.reasons import Reason, ReasonCode, refusals
+from gpuvirt.model.reasons.sharing import driver_upgrade
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerKind, ContainerName, Demand, Units
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode
 from gpuvirt.model.shares.node.records import ShareRecords
@@ -118,6 +119,16 @@ async def test_a_container_that_every_account_has_starts(node: Node) -> None:
     assert await node.start(MAIN) is None
     assert node.specs == {MAIN: A}
     assert node.records.devices == {device_name(MAIN)}
+
+
+async def test_while_the_driver_is_replaced_no_pod_starts_with_a_share(node: Node) -> None:
+    node.shares.observe_node("containerd://2.1.3", "nvidia.com/gpu-driver-upgrade-state=upgrade-required")
+    reason = driver_upgrade(node.shares.observed.get().upgrade, ())
+    node.shares.follow(
+        replace(node.shares.state.get(), published=node.shares.state.get().node, upgrade=reason).closed()
+    )
+    assert await node.start(MAIN) is ReasonCode.DRIVER_UPGRADE
+    assert GpuChoice(node.shares, node.gpus).why_refused(Units(1)) == reason
 
 
 async def test_units_that_no_container_has_are_refused(node: Node) -> None:
