@@ -43,7 +43,7 @@ from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, W
 from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.offers.validation import ValidatorCheck
 from gpuvirt.model.offers.view import GpuView, NodeView, PlanningView, ResourceView, VgpuView
-from gpuvirt.model.reasons import Reason, ReasonCode, Seen, reasons_text
+from gpuvirt.model.reasons import Reason, ReasonCode, Seen, grouped_text
 from gpuvirt.model.shares.node.memoryregion import PodMemory
 from gpuvirt.model.shares.sharedgpus import SharedGpus
 
@@ -170,6 +170,15 @@ class GpuNodeKeeper:
 MOST_MESSAGE = 4000
 """The most characters of a condition's message; the API's own limit is 32,768."""
 RECONCILED, NOT_OBSERVED = "Reconciled", "NotObserved"
+BRIEF = frozenset(
+    {
+        ReasonCode.AWAITS_CONTROLLER,
+        ReasonCode.PLAN_OUTDATED,
+        ReasonCode.STILL_ALLOCATABLE,
+        ReasonCode.UNIT_BUSY,
+    }
+)
+"""The reasons that usually end in seconds without anyone's help: a condition has those that last before them."""
 TYPES = {
     ValidatorCheck.VFIO_PCI: "VfioPciReady",
     ValidatorCheck.VGPU_MANAGER: "VgpuManagerReady",
@@ -286,9 +295,9 @@ def _conditions(view: NodeView, gone: Sequence[Reason]) -> Iterator[tuple[str, s
     if not view.host_observed:
         yield READY, "Unknown", NOT_OBSERVED, "the agent has not observed the host yet"
         return
-    problems = (*gone, *_problems(view))
+    problems = sorted((*gone, *_problems(view)), key=lambda problem: problem.code in BRIEF)
     if problems:
-        yield READY, "False", str(problems[0].code), reasons_text(problems)
+        yield READY, "False", str(problems[0].code), grouped_text(problems)
     else:
         yield READY, "True", RECONCILED, ""
     for condition in view.conditions:

@@ -1,5 +1,6 @@
 """A reason: a code, a message, the places where the cause was seen, and the fix."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import ClassVar, Self
 
@@ -121,3 +122,21 @@ def code_in(text: str) -> ReasonCode | None:
 def reasons_text(reasons: Sequence[Reason]) -> str:
     """Return several reasons as one line."""
     return " | ".join(reason.text for reason in reasons)
+
+
+MOST_SUBJECTS = 3
+"""The most further subjects that a line names of a reason that several have."""
+
+
+def grouped_text(reasons: Sequence[Reason]) -> str:
+    """Return several reasons as one line; of those that differ in subjects and places alone, the first in full."""
+    groups = defaultdict[tuple[str, str, str | None], list[Reason]](list)
+    for reason in reasons:
+        groups[reason.code, reason.message, reason.fix].append(reason)
+    return " | ".join(_group_text(*group) for group in groups.values())
+
+
+def _group_text(first: Reason, *others: Reason) -> str:
+    subjects = [subject for subject in dict.fromkeys(other.subject for other in others) if subject != first.subject]
+    more = f" and {len(subjects) - MOST_SUBJECTS} more" if subjects[MOST_SUBJECTS:] else ""
+    return f"{first.text}; also: {', '.join(subjects[:MOST_SUBJECTS])}{more}" if subjects else first.text
