@@ -28,8 +28,9 @@ GPUS = [
 ]
 
 
-def cluster(*gpus: object) -> object:
-    node = {"metadata": {"name": "node01"}, "status": {"gpus": list(gpus)}}
+def cluster(*gpus: object, spec: object = None) -> object:
+    """Return the answers of an API server; without GPUs, no agent has reported any."""
+    node = {"metadata": {"name": "node01"}, "spec": spec, "status": {"gpus": list(gpus)}}
     writes: list[str] = []
 
     def answer(call: Call) -> Reply:

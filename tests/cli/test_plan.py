@@ -103,3 +103,23 @@ async def test_a_node_whose_agent_has_not_reported_has_no_plan(tmp_path: Path, a
     assert "node01: its agent has not reported yet" in done.stdout
     assert "VMs that then fit" not in done.stdout
     assert "is changed" not in done.stdout
+
+
+async def test_a_node_for_containers_has_no_agent_to_wait_for(tmp_path: Path) -> None:
+    """The controller writes its GpuNode, and runs an agent there only once a label asks for VMs or shares."""
+    arguments = ("plan", "node/node01", "--vgpu-config", "A10-4Q")
+    done = await run(tmp_path, *arguments, cluster=cluster(spec={"mode": "container"}))
+    text = " ".join(done.stdout.split())
+    assert done.returncode == 1
+    assert "node01: it is for containers, so no agent has read its GPUs; label it first" in text
+    assert "gpuvirt vgpu apply --dry-run" in text
+    assert "gpuvirt install check" in text
+    assert "not reported yet" not in text
+
+
+async def test_a_node_that_the_controller_does_not_list_has_no_agent(tmp_path: Path) -> None:
+    done = await run(tmp_path, "plan", "node/gpu-7", "--workload", "vm-vgpu", cluster=cluster())
+    assert done.returncode == 2
+    text = " ".join(done.stderr.split())
+    assert "node gpu-7 has no GpuNode; expected a node with an agent (kubectl get gpunodes)" in text
+    assert "gpuvirt install check" in text

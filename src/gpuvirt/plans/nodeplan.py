@@ -124,6 +124,10 @@ WHOLE = "GPU"
 """The type of a VM that gets a whole GPU."""
 UNITS = "the units of a GPU, once it is shared: 1000 unless the settings differ, fewer for a vGPU"
 NO_REPORT = "its agent has not reported yet"
+NO_AGENT = (
+    "it is for containers, so no agent has read its GPUs; label it first, or plan on the node itself: gpuvirt vgpu"
+    " apply --dry-run, gpuvirt vfio bind --dry-run. gpuvirt install check shows what runs on which node"
+)
 OLD_AGENT = (
     "its agent does not report the inputs of a plan; expected an agent and a kind GpuNode of this version or newer"
 )
@@ -190,7 +194,7 @@ class NodePlan(msgspec.Struct, frozen=True):
 
 def plan_node(gpu_node: GpuNode, mode: DesiredMode, config: ConfigName | None, config_set: ConfigSet) -> NodePlan:
     """Return what the mode and the vGPU config would change; modes of single GPUs in the spec stay."""
-    status = gpu_node.status or Status()
+    status, spec = gpu_node.status or Status(), gpu_node.spec or Spec()
     gpus = {PciAddress(gpu.address): gpu for gpu in status.gpus}
     found, plans, modes = _plans(gpu_node, mode, config, config_set)
     problem = plans.desired_types.problem
@@ -202,13 +206,13 @@ def plan_node(gpu_node: GpuNode, mode: DesiredMode, config: ConfigName | None, c
         config.name if config is not None else None,
         tuple(planning.of(gpus[address]) for address in sorted(found.inventory.gpus)),
         "; ".join(dict.fromkeys(value.reason.text for value in invalid)) or None,
-        tuple(_unreported(gpu_node.metadata.name, status, found)),
+        tuple(_unreported(gpu_node.metadata.name, spec.mode, status, found)),
     )
 
 
-def _unreported(node: str, status: Status, found: Reported) -> Iterator[str]:
+def _unreported(node: str, mode: DesiredMode, status: Status, found: Reported) -> Iterator[str]:
     if not status.gpus and all(condition.type != READY for condition in status.conditions):
-        yield f"{node}: {NO_REPORT}"
+        yield f"{node}: {NO_AGENT if mode is DesiredMode.CONTAINER else NO_REPORT}"
     yield from (f"{address}: {OLD_AGENT}" for address in found.unplanned)
 
 

@@ -21,6 +21,10 @@ from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.kube.resources import NODES, Collection
 from gpuvirt.model.inventory.nearness import nearest
 
+NO_GPU_NODE = (
+    "expected a node with an agent (kubectl get gpunodes); gpuvirt install check shows by which label a node gets one"
+)
+
 
 def read_gpu_node(credentials: Credentials, node: NodeName) -> GpuNode:
     """Return the GpuNode of a node; raise ConfigError if there is none, ApiError."""
@@ -52,7 +56,7 @@ async def _read(client: Client, node: NodeName | None, selector: str) -> tuple[G
     named = tuple(gpu_node for gpu_node in found if gpu_node.metadata.name == node)
     if not named:
         near = nearest(node, [gpu_node.metadata.name for gpu_node in found])
-        hint = f"did you mean {near}?" if near is not None else "expected a node with an agent (kubectl get gpunodes)"
+        hint = f"did you mean {near}?" if near is not None else NO_GPU_NODE
         raise ConfigError(f"node {node} has no GpuNode; {hint}", where="--node")
     return named
 
