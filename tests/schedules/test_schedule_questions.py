@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from gpuvirt.errors import ConfigError
-from gpuvirt.kube.failures import ConflictError, NotFoundError
+from gpuvirt.kube.failures import ConflictError, ForbiddenError, NotFoundError
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.model.workers.hypervisor import Power, VmKey, VmsReading, VmsUnknown
 from gpuvirt.model.workers.status import SwitchCause
@@ -463,3 +463,13 @@ async def test_a_right_that_the_controller_lacks_is_shown(authority: Authority, 
         (row,) = await questions.rows()
     assert (row.state, str(row.reasons[0].code)) == (ScheduleState.HELD, "RightMissing")
     assert row.reasons[0].text.startswith("RightMissing: the VgpuSchedule waits for a right of the controller: list ")
+
+
+async def test_a_refused_namespace_may_be_the_wrong_one(authority: Authority, server: Pair) -> None:
+    """Without -n it is that of the kubeconfig, and users have the Role in the controller's."""
+    day = Day()
+    put_secret(day)
+    day.served.forbidden.add(SCHEDULES)
+    async with asking(day, server, authority.certificate) as questions:
+        with pytest.raises(ForbiddenError, match=r"add to the Role: .*; or choose the controller's namespace with -n$"):
+            await questions.rows()
