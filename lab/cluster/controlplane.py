@@ -218,6 +218,7 @@ def _api_server(folder: Path, place: Place) -> Sequence[str]:
         "--enable-admission-plugins=NodeRestriction",
         "--admission-control-config-file=admission.yaml",
         "--allow-privileged=true",
+        "--kubelet-preferred-address-types=InternalIP",  # no DNS has the node's name, for kubectl logs and exec
         "--audit-policy-file=audit.yaml",
         f"--audit-log-path={settings.AUDIT_LOG}",
     )

@@ -195,3 +195,11 @@ def test_gpuvirt_devices_shows_the_pod_of_each_gpu(node: LabNode) -> None:
 
         node.until(lambda: f"pod {node.namespace}/vm" in shown(), shown)
         assert (KUBELET_ROOT / "device-plugins/kubevirt-GA102GL_A10.sock").is_socket()
+
+
+def test_kubectl_reaches_the_containers_of_the_node(node: LabNode) -> None:
+    """The API server connects to the kubelet by its address: no DNS has the node's name."""
+    node.start("runs", PodRequest({}, "echo written; sleep 1000"))
+    node.until(lambda: node.status("runs").phase == "Running", lambda: str(node.status("runs")))
+    node.until(lambda: "written" in node.kubectl("logs", "runs"), lambda: node.kubectl("logs", "runs"))
+    assert node.kubectl("exec", "runs", "--", "echo", "executed").strip() == "executed"
