@@ -185,7 +185,7 @@ class _Explainer:
     def _no_agent(self) -> Finding:
         found = kubelet.registration(self._evidence)
         away = nodeproblems.kubelet_away("the device", self._evidence.kubelet.socket)
-        return next((one for one in found if one.level is not Level.OK), of_reason(away, Level.ERROR))
+        return next((finding for finding in found if finding.level is not Level.OK), of_reason(away, Level.ERROR))
 
     def _stage(self, step: StageName, message: str) -> StageResult[StageName]:
         """Return a stage that only a reason of the device itself can block."""

@@ -252,8 +252,8 @@ class _Judge:
         if shares is None or not label:
             return None
         usage = shares.nodes.get(NodeName(self._node.name))
-        holders = [shares.pods[pod].pod for pod in usage.all_pods if pod in shares.pods] if usage is not None else []
-        return of_reason(sharing.driver_upgrade(label, holders), Level.ERROR)
+        sharers = [shares.pods[pod].pod for pod in usage.all_pods if pod in shares.pods] if usage is not None else []
+        return of_reason(sharing.driver_upgrade(label, sharers), Level.ERROR)
 
     def no_limits(self) -> Finding | None:
         shares = self._evidence.shares

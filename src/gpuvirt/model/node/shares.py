@@ -170,8 +170,8 @@ class ShareState(msgspec.Struct, frozen=True):
 
 def decide_shares(observed: ObservedShares, before: ShareState, offer: SharedOffer = NOT_OBSERVED) -> ShareState:
     """Decide about the shares of a node; `offer` are its GPUs in mode `shared`."""
-    holders = [f"{pod.namespace}/{pod.name}" for pod in observed.records.pods.values()] if observed.upgrade else ()
-    upgrade = driver_upgrade(observed.upgrade, holders) if observed.upgrade else None
+    sharers = [f"{pod.namespace}/{pod.name}" for pod in observed.records.pods.values()] if observed.upgrade else ()
+    upgrade = driver_upgrade(observed.upgrade, sharers) if observed.upgrade else None
     state = replace(before, runtime=observed.runtime, upgrade=upgrade).with_offer(offer)
     if observed.cdi is not None and observed.cdi is not before.cdi:
         state = state.with_cdi(observed.cdi)
