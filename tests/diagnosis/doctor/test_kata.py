@@ -110,6 +110,11 @@ def test_each_runtime_has_its_own_newest_version() -> None:
         found = problems(kata_host({"/etc/cdi/a.json": spec("a", version=version)}))
         return [finding.message.partition("and ")[2].partition(" reads")[0] for finding in found]
 
+    def in_rust(version: str) -> bool:
+        found = problems(kata_host({"/etc/cdi/a.json": spec("a", version=version)}))
+        return any("Kata's runtime in Rust" in line for finding in found for line in finding.fix)
+
+    assert (in_rust("1.1.0"), in_rust("1.2.0")) == (True, False), "it reads versions up to 1.1.0"
     assert behind("0.6.0") == []
     assert behind("1.1.0") == ["kata-qemu"]
     assert sorted(behind("1.2.0")) == ["kata-qemu", "kata-qemu-rs"]
@@ -145,9 +150,24 @@ def test_mediated_devices_are_not_plugged_before_the_vm_starts() -> None:
     assert "fails" in rust.message
 
 
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [(RUST, ["the Kata runtime kata-qemu-rs"]), (GO, [])],
+    ids=["Rust takes the GPU below it", "Go plugs it by its code"],
+)
+def test_mediated_devices_are_plugged_into_a_running_vm_by_the_runtime_in_go_alone(path: str, named: list[str]) -> None:
+    found = problems(kata_host({GO: NO_PORTS, RUST: NO_PORTS, path: settings_of(HOT_PORT)}, "4xT4"))
+    assert [finding.subject for finding in found] == named
+    for finding in found:
+        assert finding.code is FindingCode.KATA_PLUGS_NO_MDEV
+        assert "the address of the GPU below" in finding.message
+        assert (finding.seen[0].path, "hot_plug_vfio = 'root-port'" in finding.seen[0].value) == (path, True)
+
+
 def test_a_runtime_that_plugs_mediated_devices_by_the_settings_is_not_reported() -> None:
-    found = problems(kata_host({}, "4xT4"), Settings(kata_plugs_mdev=("kata-qemu",)))
-    assert [finding.subject for finding in found] == ["the Kata runtime kata-qemu-rs"]
+    (one,) = problems(kata_host({}, "4xT4"), Settings(kata_plugs_mdev=("kata-qemu",)))
+    assert one.subject == "the Kata runtime kata-qemu-rs"
+    assert "gpuvirt doctor --config" in one.fix[-1], "the chart has no value for it"
 
 
 def test_cri_os_handlers_and_default_configurations_are_read() -> None:

@@ -84,7 +84,7 @@ def _too_new(file: Attribute, spec: CdiSpec, runtimes: Sequence[KataRuntime]) ->
                 why=WHY,
                 fix=(
                     f"have the program that wrote it write version {newest} or older",
-                    *(() if is_rust else ("or use a RuntimeClass of Kata's runtime in Rust",)),
+                    *(("or use a RuntimeClass of Kata's runtime in Rust",) if spec.numbers <= RUST_READS else ()),
                 ),
             )
 
@@ -248,14 +248,18 @@ def kata_devices(evidence: Evidence) -> Iterator[Finding]:
     for runtime in evidence.setup.kata:
         unreadable = [file for file in runtime.files if isinstance(file.value, Unread)]
         yield from (unread("Kata's configuration", "could not be read", file) for file in unreadable)
-        if not unreadable and _is_on(runtime, "cold_plug_vfio"):
+        if not unreadable:
             plugs_mdevs = runtime.handler.name in evidence.settings.kata_plugs_mdev
-            yield from _of_cold_plug(runtime, has_mdevs=has_mdevs and not plugs_mdevs)
+            faults = [*_asks_no_kubelet(runtime), *(_plugs_no_mdev(runtime) if has_mdevs and not plugs_mdevs else ())]
+            yield from faults
+            if not faults and _is_on(runtime, "cold_plug_vfio"):
+                asks = "asks the kubelet for a pod's devices"
+                yield fine(f"the Kata runtime {runtime.handler.name}", asks, *runtime.files[:1])
 
 
-def _of_cold_plug(runtime: KataRuntime, *, has_mdevs: bool) -> Iterator[Finding]:
+def _asks_no_kubelet(runtime: KataRuntime) -> Iterator[Finding]:
     name, (socket, where) = runtime.handler.name, runtime.setting("runtime", "pod_resource_api_sock")
-    if not socket:
+    if _is_on(runtime, "cold_plug_vfio") and not socket:
         yield problem(
             FindingCode.KATA_ASKS_NO_KUBELET,
             f"the Kata runtime {name}",
@@ -264,24 +268,34 @@ def _of_cold_plug(runtime: KataRuntime, *, has_mdevs: bool) -> Iterator[Finding]
             why="its pods start without their GPUs and vGPUs",
             fix=(f'# in {where}, or a file of config.d beside it: [runtime] pod_resource_api_sock = "{SOCKET}"',),
         )
-    if has_mdevs:
-        port, where = runtime.setting("hypervisor", "cold_plug_vfio")
-        what = "fails" if runtime.handler.is_rust else "gives the VM the whole GPU below the vGPU"
-        yield problem(
-            FindingCode.KATA_PLUGS_NO_MDEV,
-            f"the Kata runtime {name}",
-            f"can't plug mediated devices before its VM starts: it {what}, and this node has such vGPUs",
-            (Seen(where, f"[hypervisor.*] cold_plug_vfio = {port!r}"),),
-            why="a pod of this RuntimeClass that requests such a vGPU doesn't start, or takes the whole GPU from its"
-            " other users",
-            fix=(
-                f"keep pods that request these vGPUs off the RuntimeClass of {name}: KubeVirt's VMs can use them,",
-                "or use cards whose vGPUs are VFs (vendor-specific VFIO), or whole GPUs; see docs/kata.md",
-                f"if this build of Kata plugs them: kata_plugs_mdev: [{name}] in the settings",
-            ),
-        )
-    if socket and not has_mdevs:
-        yield fine(f"the Kata runtime {name}", "asks the kubelet for a pod's devices", *runtime.files[:1])
+
+
+def _plugs_no_mdev(runtime: KataRuntime) -> Iterator[Finding]:
+    """Yield why a runtime plugs no mediated device; that in Go plugs one into a running VM, by its code.
+
+    Source: Kata 4.1, `hotplug_vfio_device` of the runtime in Rust: it passes the address (`host`), not `sysfsdev`.
+    """
+    name, is_rust, cold = runtime.handler.name, runtime.handler.is_rust, _is_on(runtime, "cold_plug_vfio")
+    if not cold and not (is_rust and _is_on(runtime, HOT)):
+        return
+    key = "cold_plug_vfio" if cold else HOT
+    port, where = runtime.setting("hypervisor", key)
+    what = "into a running VM: it takes the address of the GPU below the vGPU"
+    if cold:
+        what = f"before its VM starts: it {'fails' if is_rust else 'gives the VM the whole GPU below the vGPU'}"
+    yield problem(
+        FindingCode.KATA_PLUGS_NO_MDEV,
+        f"the Kata runtime {name}",
+        f"can't plug mediated devices {what}, and this node has such vGPUs",
+        (Seen(where, f"[hypervisor.*] {key} = {port!r}"),),
+        why="a pod of this RuntimeClass that requests such a vGPU doesn't start, or takes the whole GPU from its"
+        " other users",
+        fix=(
+            f"keep pods that request these vGPUs off the RuntimeClass of {name}: KubeVirt's VMs can use them,",
+            "or use cards whose vGPUs are VFs (vendor-specific VFIO), or whole GPUs; see docs/kata.md",
+            f"if this build of Kata plugs them: kata_plugs_mdev: [{name}] in the file of gpuvirt doctor --config",
+        ),
+    )
 
 
 def _plugs(runtime: KataRuntime) -> bool:
