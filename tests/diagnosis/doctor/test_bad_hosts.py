@@ -43,6 +43,15 @@ def test_a_healthy_host_has_no_findings(name: str) -> None:
     assert (report.level, codes(report)) == (Level.OK, {ReasonCode.KIND_NOT_OFFERED} & codes(report))
 
 
+def test_an_empty_gpu_in_mode_on_demand_is_idle_and_not_without_vgpus() -> None:
+    report = examine(host(simulated="2xA10-sriov"), settings=Settings(modes={"0000:65:00.0": DesiredMode.ON_DEMAND}))
+    lacking = [finding for finding in findings(report) if finding.code is ReasonCode.NO_VGPUS]
+    assert [finding.subject for finding in lacking] == ["0000:ca:00.0"], "it has no desired mode"
+    assert "0000:65:00.0 is empty: in mode on-demand a vGPU is created when a pod starts" in [
+        f"{finding.subject} {finding.message}" for finding in findings(report) if finding.level is Level.OK
+    ]
+
+
 @pytest.mark.parametrize("name", host_names())
 def test_every_simulated_host_gets_a_complete_report(name: str) -> None:
     report = examine(host(simulated=name), settings=SHARED if name.startswith("vm-") else None)
