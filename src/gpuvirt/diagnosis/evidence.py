@@ -85,6 +85,12 @@ class Evidence(msgspec.Struct, frozen=True):
         """Return the desired mode of a GPU: the agent's, and without one that of the settings."""
         return gpu.desired or self.settings.own_modes.of(gpu.address)
 
+    def creatable_on_demand(self, gpu: GpuView) -> frozenset[str]:
+        """Return the types of which a GPU in mode on-demand can carry another vGPU now; none in another mode."""
+        if gpu.planning is None or self.desired_of(gpu) != DesiredMode.ON_DEMAND:
+            return frozenset()
+        return frozenset(vgpu_type for vgpu_type, number in gpu.planning.types.items() if number)
+
     @property
     def serves_containers_only(self) -> bool:
         """Whether all GPUs are for containers, by their desired modes; without the agent by the settings."""

@@ -3,14 +3,15 @@
 A blocker has the code and words of a reason of `gpuvirt devices`, or of a finding of `gpuvirt doctor`.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
 from gpuvirt.diagnosis.checks import drivers, iommu, kubelet, kubevirt
 from gpuvirt.diagnosis.evidence import Evidence
 from gpuvirt.diagnosis.explanation import STEPS, DeviceExplanation, StageName, StageResult, assemble, blocked, progress
-from gpuvirt.diagnosis.findings import Finding, of_reason, problem
+from gpuvirt.diagnosis.findings import Finding, listed, of_reason, problem
 from gpuvirt.diagnosis.target import no_device, no_gpu, no_resource, no_such_uuid, pci_address
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind, Unread
@@ -39,6 +40,8 @@ KEEPS_DRIVER = frozenset(
 """Why the agent does not bind a GPU to its desired driver."""
 
 FOR_VMS = "only for VMs, and pods share this GPU"
+CREATED = "of the vGPU that is created when a pod starts"
+NO_AGENT = "no agent runs on this host, which would offer it to pods"
 
 
 def explain_device(evidence: Evidence, target: str) -> DeviceExplanation:
@@ -66,6 +69,9 @@ def _of_function(evidence: Evidence, target: str, address: PciAddress) -> Device
     carried = [(gpu, vgpu) for gpu in evidence.view.gpus for vgpu in gpu.vgpus if str(vgpu.id) == address]
     if carried:
         return _Explainer(evidence, *carried[0]).explain(target)
+    if shown is not None and (given := _given_on_demand(evidence, shown)):
+        ways = [_Explainer(evidence, shown, None, resource).explain(target) for resource in given]
+        return replace(max(ways, key=progress), resource=None)
     if shown is not None and shown.vgpus:
         ways = [_Explainer(evidence, shown, vgpu).explain(target) for vgpu in shown.vgpus]
         return max(ways, key=progress)
@@ -86,12 +92,15 @@ def _of_resource(evidence: Evidence, target: str) -> DeviceExplanation:
     )
     if resource is None or (resource.name != target and "/" in target and target not in resource.also_called):
         return _not_found(target, None, None, no_resource(evidence, target))
+    creating = [gpu for gpu in evidence.view.gpus if resource in _given_on_demand(evidence, gpu)]
+    if creating:
+        ways = [_Explainer(evidence, gpu, None, resource).explain(target) for gpu in creating]
+        return replace(max(ways, key=progress), device=None)
     owners = {device: (gpu, vgpu) for device, gpu, vgpu in _owners(evidence)}
-    ways = [
-        _Explainer(evidence, *owners[str(device.id)]).explain(target)
-        for device in resource.devices
-        if str(device.id) in owners
-    ]
+    ids = (str(device.vgpu or device.id) for device in resource.devices)
+    ways = [_Explainer(evidence, *owners[device]).explain(target) for device in ids if device in owners]
+    if not ways and resource.on_demand is not None:
+        return _not_found(target, None, resource.name, _no_room(evidence, resource))
     if not ways:
         blocker = problem(
             FindingCode.NO_SUCH_DEVICE,
@@ -107,11 +116,44 @@ def _not_found(target: str, device: str | None, resource: str | None, blocker: F
     return assemble(target, device, resource, [blocked(StageName.BUS, blocker)])
 
 
+def _given_on_demand(evidence: Evidence, gpu: GpuView) -> Sequence[ResourceView]:
+    """Return the resources of which a GPU in mode on-demand creates another vGPU when a pod starts."""
+    if gpu.reasons:
+        return ()
+    types = evidence.creatable_on_demand(gpu)
+    return [resource for resource in evidence.view.resources if resource.on_demand in types]
+
+
+def _no_room(evidence: Evidence, resource: ResourceView) -> Finding:
+    gpus = [gpu for gpu in evidence.view.gpus if evidence.desired_of(gpu) == DesiredMode.ON_DEMAND]
+    if (reason := next((reason for gpu in gpus for reason in gpu.reasons), None)) is not None:
+        return of_reason(reason, Level.ERROR)
+    return problem(
+        FindingCode.ALL_ALLOCATED,
+        resource.name,
+        "fits on no GPU in mode on-demand now",
+        tuple(Seen(gpu.address, _carried(gpu)) for gpu in gpus),
+        fix=("it fits when the pods of one of these GPUs have ended",),
+    )
+
+
+def _carried(gpu: GpuView) -> str:
+    types = Counter(vgpu.type for vgpu in gpu.vgpus)
+    users = dict.fromkeys(user for vgpu in gpu.vgpus for user in vgpu.users)
+    carried = ", ".join(f"{number} x {vgpu_type}" for vgpu_type, number in sorted(types.items()))
+    return f"carries {carried or 'no vGPU'}: {listed(users) or 'no user'}"
+
+
 def _owners(evidence: Evidence) -> Iterator[tuple[str, GpuView, VgpuView | None]]:
     for function in (*evidence.view.gpus, *evidence.view.functions):
         yield str(function.address), function, None
         for vgpu in function.vgpus:
             yield str(vgpu.id), function, vgpu
+
+
+def _free_ids(devices: Iterable[DeviceView]) -> Iterator[DeviceView]:
+    """Yield the ids of an on-demand resource for which a vGPU is created."""
+    return (device for device in devices if device.healthy and device.vgpu is None and device.allocated_to is None)
 
 
 WITHOUT_VFIO = (ReasonCode.VFIO_MISSING, ReasonCode.VFIO_BLOCKED)
@@ -122,9 +164,11 @@ UNBOUND = (ReasonCode.NATIVE_DRIVER, ReasonCode.NO_DRIVER)
 
 
 class _Explainer:
-    """Evaluates the stages of one device: a whole function, or a vGPU on it."""
+    """Evaluates the stages of one device: a whole function, a vGPU on it, or one that it creates on demand."""
 
-    def __init__(self, evidence: Evidence, gpu: GpuView, vgpu: VgpuView | None) -> None:
+    def __init__(
+        self, evidence: Evidence, gpu: GpuView, vgpu: VgpuView | None, on_demand: ResourceView | None = None
+    ) -> None:
         self._evidence = evidence
         self._gpu = gpu
         self._vgpu = vgpu
@@ -138,11 +182,13 @@ class _Explainer:
         if keeps_driver and StageName.DRIVER in self._against:  # the agent would bind it, but this reason prevents that
             self._against[StageName.DRIVER] = keeps_driver[0]
         offered = vgpu.offered_as if vgpu is not None else gpu.offered_as
-        self._resource = next((resource for resource in evidence.view.resources if resource.name == offered), None)
+        offers = (resource for resource in evidence.view.resources if resource.name == offered)
+        self._resource = on_demand or next(offers, None)
+        self._on_demand = on_demand is not None
 
     def explain(self, target: str) -> DeviceExplanation:
         name = self._resource.name if self._resource is not None else None
-        return assemble(target, self._id, name, self._stages())
+        return replace(assemble(target, self._id, name, self._stages()), on_demand=self._on_demand)
 
     def _stages(self) -> Iterator[StageResult[StageName]]:
         yield self._bus()
@@ -151,16 +197,36 @@ class _Explainer:
         if self._vgpu is None and (self._gpu.units is not None or shared):
             yield from self._shared_stages(self._gpu.units)
             return
-        yield self._iommu_group()
-        yield self._whole_group()
-        yield self._driver()
-        yield self._stage(StageName.NODE, self._node())
-        yield self._stage(StageName.OFFERED, f"offered as {self._resource.name}" if self._resource else "not offered")
+        yield from self._on_demand_stages() if self._creates() else self._own_stages()
         if self._resource is not None:
             yield self._registered(self._resource)
             yield self._counted(self._resource)
             yield self._free(self._resource)
             yield self._permitted(self._resource)
+
+    def _creates(self) -> bool:
+        """Return whether the GPU creates a vGPU when a pod starts, or would do so with an agent."""
+        awaits_agent = self._vgpu is None and self._evidence.view.agent is None
+        is_idle = all(reason.code is ReasonCode.NO_VGPUS for reason in self._gpu.reasons)
+        return self._on_demand or (awaits_agent and is_idle and bool(self._evidence.creatable_on_demand(self._gpu)))
+
+    def _on_demand_stages(self) -> Iterator[StageResult[StageName]]:
+        yield StageResult(StageName.IOMMU_GROUP, CREATED, skipped=True)
+        yield StageResult(StageName.WHOLE_GROUP, CREATED, skipped=True)
+        yield StageResult(StageName.DRIVER, f"bound to {self._gpu.driver}")
+        yield StageResult(StageName.NODE, CREATED, skipped=True)
+        if not self._on_demand:
+            yield StageResult(StageName.OFFERED, NO_AGENT, self._no_agent())
+            return
+        names = (str(resource.name) for resource in _given_on_demand(self._evidence, self._gpu))
+        yield StageResult(StageName.OFFERED, f"offered on demand as {listed(names)}")
+
+    def _own_stages(self) -> Iterator[StageResult[StageName]]:
+        yield self._iommu_group()
+        yield self._whole_group()
+        yield self._driver()
+        yield self._stage(StageName.NODE, self._node())
+        yield self._stage(StageName.OFFERED, f"offered as {self._resource.name}" if self._resource else "not offered")
 
     def _shared_stages(self, units: int | None) -> Iterator[StageResult[StageName]]:
         """Yield the stages of a GPU in mode `shared`, of which pods get units by its native driver.
@@ -176,8 +242,7 @@ class _Explainer:
     def _units_offered(self, units: int | None) -> StageResult[StageName]:
         reason, resource = next(iter(self._gpu.reasons), None), self._evidence.view.shared.resource
         if units is None:
-            message = "no agent runs on this host, which would offer it to pods"
-            return StageResult(StageName.OFFERED, message, self._no_agent())
+            return StageResult(StageName.OFFERED, NO_AGENT, self._no_agent())
         if reason is not None:
             return blocked(StageName.OFFERED, of_reason(reason, Level.ERROR))
         return StageResult(StageName.OFFERED, f"{count_of(units, 'unit')} of {resource} are offered to pods")
@@ -258,7 +323,9 @@ class _Explainer:
 
     def _device(self) -> DeviceView | None:
         devices = self._resource.devices if self._resource is not None else ()
-        return next((device for device in devices if device.id == self._id), None)
+        if self._on_demand:
+            return next(_free_ids(devices), None)
+        return next((device for device in devices if self._id in {device.id, device.vgpu}), None)
 
     def _registered(self, resource: ResourceView) -> StageResult[StageName]:
         listening = next(kubelet.listening(self._evidence))
@@ -283,11 +350,13 @@ class _Explainer:
         counted = self._evidence.kubelet.counted
         if isinstance(counted, Unread) or counted is None:
             return StageResult(StageName.COUNTED, "the kubelet's healthy devices could not be read", skipped=True)
-        if self._id in counted.get(str(resource.name), frozenset()):
+        device = self._device()
+        listed_id = str(device.id) if device is not None else self._id
+        if listed_id in counted.get(str(resource.name), frozenset()):
             return StageResult(StageName.COUNTED, "the kubelet counts it as healthy")
         blocker = problem(
             FindingCode.NOT_COUNTED,
-            self._id,
+            listed_id,
             f"is not among the healthy devices of {resource.name} that the kubelet counts",
             (Seen(self._evidence.kubelet.counted_by, f"{len(counted.get(resource.name, ()))} of {resource.name}"),),
             fix=("run this command again in a few seconds", "if nothing has changed: gpuvirt doctor"),
@@ -297,6 +366,9 @@ class _Explainer:
     def _free(self, resource: ResourceView) -> StageResult[StageName]:
         device = self._device()
         allocated_to = device.allocated_to if device is not None else None
+        if self._on_demand:
+            free = f"free {sum(1 for _ in _free_ids(resource.devices))} of {len(resource.devices)}"
+            return StageResult(StageName.FREE, f"{free}; a vGPU is created when a pod starts")
         if allocated_to is None:
             return self._stage(StageName.FREE, "not allocated to any pod")
         reason = refusals.allocated_to_pod(self._id, (allocated_to,))

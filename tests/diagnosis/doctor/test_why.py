@@ -13,6 +13,8 @@ from gpuvirt.diagnosis.explanation import DeviceExplanation, StageName, StageOut
 from gpuvirt.diagnosis.target import is_target
 from gpuvirt.facts.ids import IommuGroup, PciAddress, ResourceName
 from gpuvirt.loops.serialworker import ThreadWorker
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.kubevirt.kubevirt import parse
 from gpuvirt.model.offers.view import NodeView, ResourceView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
@@ -23,11 +25,13 @@ from gpuvirt_sim.hostspec import host_names
 from gpuvirt_sim.kernel import SimKernel
 from gpuvirt_sim.kubelet.containers import Container
 from tests.agent.kubelet.kubeletnode import CLOCK, Cluster, cluster_on, until_so
+from tests.agent.ondemand.kubeletnodes import T4_1Q, T4_8Q, T4_16Q, Node, node_with
 from tests.diagnosis.doctor.sickhost import around, evidence, host, simulated
 
 A10 = "nvidia.com/GA102GL_A10"
 GPU, OTHER = "0000:65:00.0", "0000:ca:00.0"
 VGPU = "0000:02:00.0"
+T4 = "0000:10:00.0"
 
 
 def blocked_at(explanation: DeviceExplanation) -> StageName | None:
@@ -184,7 +188,7 @@ class TestWithAgent:
 
     @staticmethod
     async def explain_device(
-        node: Cluster, folder: Path, target: str, kubevirt: str | None = None
+        node: Cluster | Node, folder: Path, target: str, kubevirt: str | None = None
     ) -> DeviceExplanation:
         (folder / "proc" / str(os.getpid())).mkdir(parents=True, exist_ok=True)
         kubevirts = parse(kubevirt, where="test") if kubevirt is not None else None
@@ -236,6 +240,58 @@ class TestWithAgent:
             explanation = await self.explain_device(node, short_path, A10)
             assert explanation.blocker is not None
             assert (blocked_at(explanation), explanation.blocker.code) == (StageName.COUNTED, FindingCode.NOT_COUNTED)
+
+    async def until_blocked(self, node: Node, folder: Path, target: str, *expected: object) -> DeviceExplanation:
+        """Wait until a target is blocked by a code at a stage, which the agent's view shows a moment later."""
+        while True:
+            explanation = await self.explain_device(node, folder, target)
+            code = explanation.blocker.code if explanation.blocker is not None else None
+            if (code, blocked_at(explanation)) == expected:
+                return explanation
+            await CLOCK.sleep(0.05)
+
+    async def test_a_type_that_an_idle_gpu_gives_on_demand_can_be_had(self, short_path: Path) -> None:
+        async with node_with(2, short_path) as node:
+            await self.until_blocked(node, short_path, T4_8Q, None, None)
+            explanation = await self.explain_device(node, short_path, T4_8Q)
+            assert (explanation.device, explanation.resource, explanation.on_demand) == (None, T4_8Q, True)
+            assert [stage.step for stage in explanation.stages] == list(StageName)
+            assert message_of(explanation, StageName.FREE) == "free 2 of 2; a vGPU is created when a pod starts"
+            refused = await self.explain_device(node, short_path, T4_8Q, NOTHING_PERMITTED)
+            assert blocked_at(refused) is StageName.PERMITTED
+
+    async def test_an_idle_gpu_names_what_it_gives_on_demand(self, short_path: Path) -> None:
+        async with node_with(1, short_path) as node:
+            explanation = await self.until_blocked(node, short_path, T4, None, None)
+            assert (explanation.device, explanation.resource, explanation.on_demand) == (T4, None, True)
+            offered = message_of(explanation, StageName.OFFERED)
+            assert offered.startswith(f"offered on demand as {T4_1Q}, ")
+            assert T4_16Q in offered
+            node.kubelet.manager.updated(T4_16Q, {}, {})
+            uncounted = await self.explain_device(node, short_path, T4_16Q)
+            assert blocked_at(uncounted) is StageName.COUNTED
+
+    async def test_a_gpu_that_pods_fill_gives_nothing_on_demand(self, short_path: Path) -> None:
+        async with node_with(1, short_path) as node:
+            pod = await node.start("a", T4_16Q)
+            await self.until_blocked(node, short_path, T4_16Q, ReasonCode.ALLOCATED_TO_POD, StageName.FREE)
+            for target in (T4, *node.vgpus[pod.name]):
+                explanation = await self.explain_device(node, short_path, target)
+                assert (blocked_at(explanation), explanation.on_demand) == (StageName.FREE, False)
+            other = await self.until_blocked(node, short_path, T4_8Q, FindingCode.ALL_ALLOCATED, StageName.BUS)
+            assert other.blocker is not None
+            assert other.blocker.seen == (Seen(T4, "carries 1 x GRID T4-16Q: pod default/a"),)
+
+
+def message_of(explanation: DeviceExplanation, step: StageName) -> str:
+    return next(stage.message for stage in explanation.stages if stage.step is step)
+
+
+def test_an_empty_gpu_in_mode_on_demand_without_an_agent_lacks_the_agent_and_no_vgpus() -> None:
+    sources = around(settings=Settings(mode=DesiredMode.ON_DEMAND))
+    explanation = explain_device(gather(host(simulated="2xA10-sriov"), sources), GPU)
+    assert explanation.blocker is not None
+    assert (blocked_at(explanation), explanation.blocker.code) == (StageName.OFFERED, ReasonCode.KUBELET_AWAY)
 
 
 @pytest.mark.parametrize("reason", [None, registered_elsewhere(VGPU, "nvidia.com/gpu", "GPU-1")])

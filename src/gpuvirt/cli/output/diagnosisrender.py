@@ -110,7 +110,8 @@ def explanation(found: DeviceExplanation) -> None:
     out, blocker = console(), found.blocker
     device = " as ".join(filter(None, (found.device, found.resource))) or found.target
     if blocker is None:
-        say(out, f"{device}: a VM can get this device now.", style="green")
+        now = "a pod gets a vGPU of it when it starts" if found.on_demand else "a VM can get this device now"
+        say(out, f"{device}: {now}.", style="green")
     else:
         say(out, f"{device}: blocked by {blocker.code}", style="bold red")
         print_finding(out, blocker)

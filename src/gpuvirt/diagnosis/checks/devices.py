@@ -26,7 +26,7 @@ VFIO_KERNEL, VFIO_BRANCH = (6, 8), 550
 
 def vgpus(evidence: Evidence) -> Iterator[Finding]:
     """Every GPU that can carry vGPUs has vGPUs, or gets them on demand."""
-    on_demand = {gpu.address for gpu in evidence.view.gpus if evidence.desired_of(gpu) == DesiredMode.ON_DEMAND}
+    on_demand = {gpu.address for gpu in evidence.view.gpus if evidence.creatable_on_demand(gpu)}
     for gpu in evidence.inventory.gpus.values():
         host = gpu.vgpu_host
         if host is None or gpu.function.on_vfio:
@@ -34,7 +34,7 @@ def vgpus(evidence: Evidence) -> Iterator[Finding]:
         if host.live:
             kind = "mediated devices" if host.framework is Framework.MDEV else "VFs with a vGPU type"
             yield fine(gpu.function.address, f"carries {count_of(len(host.live), 'vGPU')} ({kind})")
-        elif gpu.function.address in on_demand and any(any(types.values()) for types in host.creatable.values()):
+        elif gpu.function.address in on_demand:
             yield fine(gpu.function.address, "is empty: in mode on-demand a vGPU is created when a pod starts")
         else:
             yield of_reason(
