@@ -90,9 +90,8 @@ async def read_schedules(client: Client, namespace: Namespace | None, selector: 
     except NotFoundError as error:
         raise NotFoundError(f"the cluster has no kind VgpuSchedule; install the chart's CRDs ({error})") from error
     except ForbiddenError as error:
-        if namespace is None:
-            raise
-        raise ForbiddenError(f"{error}; or choose the controller's namespace with -n") from error
+        hint = "" if namespace is None else "; or choose the controller's namespace with -n"
+        raise ForbiddenError(f"{error}{hint}") from error
     return tuple(sorted(found.items, key=lambda schedule: (schedule.metadata.namespace, schedule.metadata.name)))
 
 
