@@ -260,7 +260,9 @@ def why_no_vgpus(inventory: Inventory, function: PciFunction, host: VgpuHost) ->
     """Return why a GPU whose driver creates vGPUs has none."""
     types = sorted({name for types in host.creatable.values() for name, count in types.items() if count > 0})
     creatable = profile_name(next((name for name in types if name.endswith("Q")), types[0])) if types else None
-    attribute = "mdev_supported_types" if host.framework is Framework.MDEV else "virtfn*/nvidia/creatable_vgpu_types"
+    below = "virtfn*/" if function.virtfns else ""
+    is_mdev = host.framework is Framework.MDEV
+    attribute = f"{below}mdev_supported_types" if is_mdev else "virtfn*/nvidia/creatable_vgpu_types"
     has_mig = any(card.is_mig for card in catalog.cards_of(function.id, function.subsystem))
     whole = _to_bind(inventory, function)
     return _gpu_without_vgpus(function.address, attribute, types, creatable, whole, has_mig=has_mig)

@@ -71,7 +71,10 @@ def driver_upgrade(label: str, sharers: Collection[str]) -> Reason:
     """NVIDIA's operator unloads the driver once nothing has it open; `sharers` are the pods with shares."""
     message = "of this node is being replaced, so that its shared GPUs give no units to more pods"
     seen = Seen("pods that hold the driver", ", ".join(sorted(sharers)) or "none with shares")
-    fix = "no action needed once these pods have ended, or are deleted; see the operator's pod nvidia-driver-daemonset"
+    fix = (
+        "no action needed once these pods have ended: the operator's pod nvidia-driver-daemonset goes on;"
+        f" if no operator runs any more: kubectl label node NODE {label.partition('=')[0]}-"
+    )
     return Reason(ReasonCode.DRIVER_UPGRADE, THE_DRIVER, message, (Seen("node label", label), seen), fix)
 
 
