@@ -65,6 +65,6 @@ def test_without_a_name_the_configs_for_the_gpus_of_this_host_are_listed(command
     assert done.returncode == 2
     assert "--selected-config: is missing; the configs for the GPUs of this host are default, A10-1A, " in done.stderr
     assert "T4-" not in done.stderr
-    (tmp_path / "none").mkdir()
+    (tmp_path / "none/sys/bus/pci/devices").mkdir(parents=True)
     done = ran("vgpu", command, environment={"GPUVIRT_HOST_ROOT": str(tmp_path / "none")})
     assert "--selected-config: is missing; no config is for a GPU of this host" in done.stderr
