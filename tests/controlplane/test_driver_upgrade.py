@@ -34,7 +34,7 @@ class SharingNode:
 
     @property
     def state(self) -> str:
-        """What the cluster says of the DaemonSet and of its pods."""
+        """The description of the DaemonSet and of its pods by kubectl."""
         return self._api.kubectl("describe", "daemonsets,pods", "-n", self._namespace)
 
     @property
