@@ -156,11 +156,8 @@ def _free_ids(devices: Iterable[DeviceView]) -> Iterator[DeviceView]:
     return (device for device in devices if device.healthy and device.vgpu is None and device.allocated_to is None)
 
 
-WITHOUT_VFIO = (ReasonCode.VFIO_MISSING, ReasonCode.VFIO_BLOCKED)
-"""The findings of a host on which no GPU can be bound for VMs, whatever its own reason is."""
-
-
 UNBOUND = (ReasonCode.NATIVE_DRIVER, ReasonCode.NO_DRIVER)
+"""The reasons of a GPU that vfio-pci would have, if it were bound."""
 
 
 class _Explainer:
@@ -260,12 +257,11 @@ class _Explainer:
         return blocked(step, of_reason(reason, Level.ERROR))
 
     def _driver(self) -> StageResult[StageName]:
-        checks = (drivers.vfio_modules, drivers.modprobe_rules)
-        found = (found for check in checks for found in check(self._evidence) if found.code in WITHOUT_VFIO)
         reason = self._against.get(StageName.DRIVER)
         is_unbound = self._vgpu is None and reason is not None and reason.code in UNBOUND
-        if is_unbound and (why := next(found, None)) is not None:
-            return StageResult(StageName.DRIVER, f"{self._id} can't get vfio-pci: {why.subject} {why.message}", why)
+        if is_unbound and (why := next(drivers.why_not_loadable(self._evidence.setup), None)) is not None:
+            message = f"{self._id} can't get vfio-pci: {why.subject} {why.message}"
+            return StageResult(StageName.DRIVER, message, of_reason(why, Level.ERROR))
         return self._stage(
             StageName.DRIVER, f"bound to {self._gpu.driver}" if self._gpu.driver else "bound to no driver"
         )

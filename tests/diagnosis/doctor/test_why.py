@@ -62,6 +62,7 @@ def after(kernel: SimKernel, act: Callable[[SimKernel], object]) -> SimKernel:
 
 NOTHING_PERMITTED = "{kind: KubeVirt, spec: {configuration: {permittedHostDevices: {}}}}"
 WITH_VFS = "about: x\nslots: [{at: '0000:65:00.0', board: A10, group: 12, vfs: 4}]"
+BANNED = "install vfio-pci /bin/false\n"
 NEIGHBOUR = (
     "about: x\nslots: [{at: '0000:65:00.0', board: A10, driver: DRIVER, group: 7},"
     " {at: '0000:06:00.0', board: nvme, group: 7}]"
@@ -90,6 +91,10 @@ NEIGHBOUR = (
         (
             lambda: host(PlatformSpec(modules=("nvidia",), available=()), driver="native"),
             StageName.DRIVER, ReasonCode.VFIO_MISSING, "linux-modules-extra",
+        ),
+        (
+            lambda: host(PlatformSpec(files={"/etc/modprobe.d/x.conf": BANNED}), driver="native"),
+            StageName.DRIVER, ReasonCode.NATIVE_DRIVER, "gpuvirt vfio bind",  # the module is loaded already
         ),
         (lambda: host(driver="nouveau"), StageName.DRIVER, ReasonCode.NATIVE_DRIVER, "gpuvirt vfio bind"),
         (lambda: simulated(WITH_VFS), StageName.DRIVER, ReasonCode.NO_VGPUS, "gpuvirt vgpu create 0000:65:00.0 A10-"),

@@ -71,8 +71,10 @@ def _missing(setup: Setup, *modules: str) -> Reason:
 
 
 def why_not_loadable(setup: Setup) -> Iterator[Reason]:
-    """Yield why vfio-pci, which is not loaded, can't be loaded; nothing where a file does not show that for certain."""
+    """Yield why vfio-pci is not loaded and can't be; nothing where a file does not show that for certain."""
     lists = (setup.modules, setup.builtin_modules, setup.available_modules)
+    if "vfio_pci" in setup.modules.known:
+        return
     is_known = isinstance(setup.available_modules.names, tuple)
     is_known &= not any(isinstance(modules.names, Unread) for modules in lists)
     if is_known and not any("vfio_pci" in modules.known for modules in lists):
