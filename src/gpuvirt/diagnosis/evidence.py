@@ -53,18 +53,6 @@ def kernel_series(release: str, default: tuple[int, int]) -> tuple[int, int]:
     return default if match is None else (int(match[1]), int(match[2]))
 
 
-def arguments_of(setup: Setup) -> tuple[str, ...]:
-    """Return the kernel's arguments; those after `--` are init's, and are left out."""
-    words = (setup.cmdline.text or "").split()
-    return tuple(words[: words.index("--")] if "--" in words else words)
-
-
-def argument_of(setup: Setup, name: str) -> str | None:
-    """Return the last value of `name=` on the kernel's command line, "" for the bare word."""
-    found = [word.partition("=")[2] for word in arguments_of(setup) if word.partition("=")[0] == name]
-    return found[-1] if found else None
-
-
 class Evidence(msgspec.Struct, frozen=True):
     """The input of all checks."""
 
@@ -107,15 +95,6 @@ class Evidence(msgspec.Struct, frozen=True):
         """The device nodes that containers get: by the running agent, else by the settings."""
         agent = self.view.agent
         return agent.vfio_nodes if agent is not None else self.settings.vfio_nodes
-
-    @property
-    def cmdline(self) -> tuple[str, ...]:
-        """The kernel's arguments; those after `--` are init's, and are left out."""
-        return arguments_of(self.setup)
-
-    def argument(self, name: str) -> str | None:
-        """Return the last value of `name=` on the kernel's command line, "" for the bare word."""
-        return argument_of(self.setup, name)
 
     @property
     def on_vfio(self) -> tuple[Gpu, ...]:

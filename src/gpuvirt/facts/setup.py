@@ -57,6 +57,17 @@ class Setup(msgspec.Struct, frozen=True):
     allowed_cpus: Mapping[int, Attribute] = msgspec.field(default_factory=dict)
     """The processors on which each process that uses a GPU may run, by its pid."""
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The kernel's arguments; those after `--` are init's, and are left out."""
+        words = (self.cmdline.text or "").split()
+        return tuple(words[: words.index("--")] if "--" in words else words)
+
+    def argument(self, name: str) -> str | None:
+        """Return the last value of `name=` on the kernel's command line, "" for the bare word."""
+        found = [word.partition("=")[2] for word in self.arguments if word.partition("=")[0] == name]
+        return found[-1] if found else None
+
 
 def parts(setup: Setup) -> Mapping[str, Part]:
     """Return each file, folder and link that was read, by its path; those of processes are left out."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec.structs import replace
 
 from gpuvirt.diagnosis.bootloader import drop_arguments, remake_initramfs, set_arguments
-from gpuvirt.diagnosis.evidence import Evidence, argument_of, kernel_series
+from gpuvirt.diagnosis.evidence import Evidence, kernel_series
 from gpuvirt.diagnosis.findings import Finding, fine, of_reason, problem, seen, unread
 from gpuvirt.facts.ids import PciId, parse_pci_id
 from gpuvirt.facts.pci import GRACE_DRIVER, NVIDIA, PciFunction, Unread
@@ -124,7 +124,7 @@ def _blocks(setup: Setup, concerns: Callable[[str], bool]) -> Iterator[tuple[See
     for where, words in _rules(setup):
         if words[0] == "install" and concerns(_module(words[1])) and re.search(r"/(false|true)$", words[2]):
             yield Seen(where, " ".join(words)[:200]), (f"remove the line from {where}",)
-    banned = argument_of(setup, "module_blacklist") or ""
+    banned = setup.argument("module_blacklist") or ""
     if any(concerns(_module(name)) for name in banned.split(",")):
         argument = f"module_blacklist={banned}"
         yield Seen(setup.cmdline.path, argument[:200]), drop_arguments(setup, argument)
@@ -151,7 +151,7 @@ def _ids(evidence: Evidence, rules: Iterable[tuple[HostPath, list[str]]]) -> Ite
                 if word.startswith("ids="):
                     yield where, word, parse_ids(word.removeprefix("ids="))
     for name in ("vfio-pci.ids", "vfio_pci.ids"):
-        if value := evidence.argument(name):
+        if value := evidence.setup.argument(name):
             yield evidence.setup.cmdline.path, f"{name}={value}", parse_ids(value)
 
 

@@ -49,9 +49,9 @@ def iommu(evidence: Evidence) -> Iterator[Finding]:
             "is off in the firmware: no ACPI table describes one",
             (_firmware_fix(evidence), *_arguments(evidence)),
         )
-    elif evidence.argument("intel_iommu") == "off" or evidence.argument("amd_iommu") == "off":
+    elif evidence.setup.argument("intel_iommu") == "off" or evidence.setup.argument("amd_iommu") == "off":
         yield _off(evidence, "is disabled by the kernel's command line", _switch_on(evidence))
-    elif known[0] == "VT-d" and evidence.argument("intel_iommu") is None:
+    elif known[0] == "VT-d" and evidence.setup.argument("intel_iommu") is None:
         yield _off(evidence, "exists, but this kernel uses it only with intel_iommu=on", _switch_on(evidence))
     else:
         yield _off(
@@ -63,7 +63,7 @@ def iommu(evidence: Evidence) -> Iterator[Finding]:
 
 def _off(evidence: Evidence, what: str, fix: tuple[str, ...]) -> Finding:
     setup = evidence.setup
-    words = [word for word in evidence.cmdline if word.partition("=")[0] in ARGUMENTS]
+    words = [word for word in evidence.setup.arguments if word.partition("=")[0] in ARGUMENTS]
     cmdline = Attribute(setup.cmdline.path, " ".join(words) or f"none of {', '.join(ARGUMENTS)}")
     return problem(
         FindingCode.IOMMU_OFF,
@@ -85,12 +85,12 @@ def _firmware_fix(evidence: Evidence) -> str:
 def _arguments(evidence: Evidence) -> tuple[str, ...]:
     """Return the steps for the kernel once the firmware's IOMMU is on: Intel's needs intel_iommu=on."""
     intel = is_x86(evidence) and not is_amd(evidence)
-    return _switch_on(evidence) if intel and evidence.argument("intel_iommu") != "on" else ()
+    return _switch_on(evidence) if intel and evidence.setup.argument("intel_iommu") != "on" else ()
 
 
 def _switch_on(evidence: Evidence) -> tuple[str, ...]:
     setup = evidence.setup
-    off = [f"{name}={value}" for name, value in OFF if evidence.argument(name) == value]
+    off = [f"{name}={value}" for name, value in OFF if evidence.setup.argument(name) == value]
     if off and is_amd(evidence):
         return drop_arguments(setup, *off)
     return (*(drop_arguments(setup, *off)[:-1] if off else ()), *set_arguments(setup, "intel_iommu=on", "iommu=pt"))
@@ -102,10 +102,10 @@ def kernel_arguments(evidence: Evidence) -> Iterator[Finding]:
     if isinstance(cmdline.value, Unread) or cmdline.value is None:
         yield unread("the kernel's command line", "could not be read", cmdline)
         return
-    given = [name for name in ARGUMENTS if evidence.argument(name) is not None]
-    words = " ".join(f"{name}={evidence.argument(name)}" for name in given)
+    given = [name for name in ARGUMENTS if evidence.setup.argument(name) is not None]
+    words = " ".join(f"{name}={evidence.setup.argument(name)}" for name in given)
     shown = Attribute(cmdline.path, words or f"none of {', '.join(ARGUMENTS)}")
-    if "nomodeset" in evidence.cmdline and any(
+    if "nomodeset" in evidence.setup.arguments and any(
         gpu.function.driver in {"amdgpu", "i915", "xe", "nouveau"} for gpu in evidence.inventory.gpus.values()
     ):
         yield problem(
@@ -117,10 +117,10 @@ def kernel_arguments(evidence: Evidence) -> Iterator[Finding]:
             fix=drop_arguments(setup, "nomodeset"),
         )
     elif setup.iommu_groups.known:
-        fast = evidence.argument("iommu") == "pt"
+        fast = evidence.setup.argument("iommu") == "pt"
         hint = "" if fast or not is_x86(evidence) else "; iommu=pt would make the host's own devices faster"
         yield fine("the kernel's command line", f"has no argument that prevents passthrough{hint}", shown)
-    if override := evidence.argument("pcie_acs_override"):
+    if override := evidence.setup.argument("pcie_acs_override"):
         yield problem(
             FindingCode.ACS_OVERRIDE,
             "the kernel's command line",
@@ -160,7 +160,7 @@ def interrupt_remapping(evidence: Evidence) -> Iterator[Finding]:
 
 def _not_remapped(evidence: Evidence, chip: Attribute, *, unsafe: bool) -> Finding:
     setup = evidence.setup
-    off = [word for word in ("intremap=off", "nointremap", "intremap=nosid") if word in evidence.cmdline]
+    off = [word for word in ("intremap=off", "nointremap", "intremap=nosid") if word in evidence.setup.arguments]
     remaps = [can_remap(ecap.text or "") for ecap in setup.ecaps]
     if off:
         fix = drop_arguments(setup, *off)
