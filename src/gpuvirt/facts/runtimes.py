@@ -29,24 +29,21 @@ class Runtime(msgspec.Struct, frozen=True):
         return self.files[0]
 
 
-def parse_toml(text: str) -> Mapping[str, object] | None:
-    """Return a TOML document, None if the text is not TOML."""
+def toml_or_fault(text: str) -> Mapping[str, object] | str:
+    """Return a TOML document, or why the text is none, with line and column."""
     try:
         # tomllib parses nested brackets recursively.
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError):
-        return None
-
-
-def toml_fault(text: str) -> str | None:
-    """Return why a text is not TOML, with line and column; None if it is."""
-    try:
-        tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         return str(error)
     except RecursionError:
         return "its brackets are nested too deeply"
-    return None
+
+
+def parse_toml(text: str) -> Mapping[str, object] | None:
+    """Return a TOML document, None if the text is not TOML."""
+    found = toml_or_fault(text)
+    return None if isinstance(found, str) else found
 
 
 def cdi_tables(document: Mapping[str, object]) -> Iterator[tuple[tuple[str, ...], Mapping[str, object]]]:

@@ -12,7 +12,7 @@ from gpuvirt.diagnosis.findings import Finding, fine, listed, problem, unread
 from gpuvirt.facts.cdispecs import CdiSpec, Version, go_fault, parse_spec
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute
-from gpuvirt.facts.runtimes import KataRuntime, toml_fault
+from gpuvirt.facts.runtimes import KataRuntime, parse_toml, toml_or_fault
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.allocation.attachment import VFIO_FOLDER
 from gpuvirt.model.desired.settings import VfioNodes
@@ -129,7 +129,7 @@ def kata_settings(evidence: Evidence) -> Iterator[Finding]:
     `Runtime::validate` of the one in Rust, which ignores `hot_plug_vfio`.
     """
     for file in {file.path: file for runtime in evidence.setup.kata for file in runtime.files}.values():
-        if file.text is not None and (fault := toml_fault(file.text)) is not None:
+        if file.text is not None and isinstance(fault := toml_or_fault(file.text), str):
             yield problem(
                 FindingCode.KATA_SETTINGS_INVALID,
                 "Kata's configuration",
@@ -216,7 +216,7 @@ def kata_handler(evidence: Evidence) -> Iterator[Finding]:
 
 def _is_read(runtime: KataRuntime) -> bool:
     texts = [file.text for file in runtime.files]
-    return bool(texts) and all(text is not None and toml_fault(text) is None for text in texts)
+    return bool(texts) and all(text is not None and parse_toml(text) is not None for text in texts)
 
 
 def _refused_settings(runtime: KataRuntime) -> Iterator[tuple[Seen, str]]:
