@@ -186,6 +186,11 @@ def driver_upgrade(state: str, client: str) -> str:
     return "" if state in NOT_UPGRADING else f"{UPGRADE_LABEL}={state}"
 
 
+def driver_upgrade_in(labels: Mapping[str, str]) -> str:
+    """Return the same of all labels of a node."""
+    return driver_upgrade(labels.get(UPGRADE_LABEL, ""), labels.get(deploy_label(CLIENT), ""))
+
+
 # --- the objects of the controller
 
 OPERAND_LABEL = "gpuvirt.io/operand"

@@ -25,16 +25,7 @@ from gpuvirt.kube.client import Client, PatchType
 from gpuvirt.kube.failures import ApiError, ForbiddenError, NotFoundError, UnauthorizedError
 from gpuvirt.kube.kinds.core import ENDED, STATIC_POD, ConfigMap, Container, Node, Pod, WholePod
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
-from gpuvirt.kube.labels import (
-    AGENT,
-    CLIENT,
-    PAUSED_FOR_VGPUS,
-    UPGRADE_LABEL,
-    VALIDATOR,
-    DesiredLabels,
-    deploy_label,
-    driver_upgrade,
-)
+from gpuvirt.kube.labels import AGENT, PAUSED_FOR_VGPUS, VALIDATOR, DesiredLabels, deploy_label, driver_upgrade_in
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.kube.reflector import Reflector, Waits
 from gpuvirt.kube.resources import NODES, Collection, KubernetesObject, Metadata, Resource, config_maps, pods
@@ -290,9 +281,8 @@ class _Run:
                 self._types.observe_node(node.metadata)
                 self._noted.set()
             if node is not None and self._agent.shares is not None:
-                runtime, labels = node.status.node_info.container_runtime_version, node.metadata.labels
-                upgrade = driver_upgrade(labels.get(UPGRADE_LABEL, ""), labels.get(deploy_label(CLIENT), ""))
-                self._agent.shares.observe_node(runtime, upgrade)
+                runtime = node.status.node_info.container_runtime_version
+                self._agent.shares.observe_node(runtime, driver_upgrade_in(node.metadata.labels))
             self._report_operands()
             take_request(delta)
             node_labels.observe(delta)

@@ -8,9 +8,8 @@ from gpuvirt.diagnosis.findings import Finding, listed, of_reason, problem
 from gpuvirt.diagnosis.vms import vmshares
 from gpuvirt.diagnosis.vms.vmevidence import GpuNodeSeen, NodeSeen, OnDemandGpu, PodSeen, VmEvidence
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.kube import labels as nodelabels
 from gpuvirt.kube.kinds.gpunode import Offered
-from gpuvirt.kube.labels import CLIENT, UPGRADE_LABEL, deploy_label
+from gpuvirt.kube.labels import driver_upgrade_in
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in, count_of, sharing
 from gpuvirt.model.reasons.codes import Level
@@ -247,8 +246,7 @@ class _Judge:
 
     def driver_upgrade(self) -> Finding | None:
         """The obstacle of a node whose driver is being replaced, for a pod that requests units."""
-        labels, shares = self._node.labels, self._evidence.shares
-        label = nodelabels.driver_upgrade(labels.get(UPGRADE_LABEL, ""), labels.get(deploy_label(CLIENT), ""))
+        label, shares = driver_upgrade_in(self._node.labels), self._evidence.shares
         if shares is None or not label:
             return None
         usage = shares.nodes.get(NodeName(self._node.name))
