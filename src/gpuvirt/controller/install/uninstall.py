@@ -200,7 +200,8 @@ class Uninstaller:
             self._unmark_workers(),
             self._revert_kubevirt(),
             self._delete_ours(CLUSTER_POLICIES, "ClusterPolicy", labelled=f"{PART_OF}={OURS}"),
-            self._delete_gpu_nodes(),
+            # By the GpuNodes of nodes on which the vGPU manager stays, another run decides the same.
+            self._delete_ours(GPU_NODES, "GpuNode", used=self._used),
         )
         for step in steps:
             async for line in step:
@@ -278,20 +279,16 @@ class Uninstaller:
                 await self._delete(kept, found)
                 yield f"deleted configmaps {HISTORY}"
 
-    async def _delete_ours(self, resource: Resource, kind: str, *, labelled: str = "") -> AsyncIterator[str]:
+    async def _delete_ours(
+        self, resource: Resource, kind: str, *, labelled: str = "", used: frozenset[str] = frozenset()
+    ) -> AsyncIterator[str]:
         for found in await self._list(resource, AnyObject, labelled=labelled):
-            await self._delete(resource, found, labelled=labelled)
-            yield f"deleted {kind} {found.metadata.name}"
-
-    async def _delete_gpu_nodes(self) -> AsyncIterator[str]:
-        """Delete the GpuNodes but those for which the vGPU manager stays: another run decides by them again."""
-        for found in await self._list(GPU_NODES, AnyObject):
             name = found.metadata.name
-            if name in self._used:
-                yield f"kept GpuNode {name}: VMs use vGPUs there; delete it with the vGPU manager after they end"
+            if name in used:
+                yield f"kept {kind} {name}: VMs use vGPUs there; delete it with the vGPU manager after they end"
                 continue
-            await self._delete(GPU_NODES, found)
-            yield f"deleted GpuNode {name}"
+            await self._delete(resource, found, labelled=labelled)
+            yield f"deleted {kind} {name}"
 
     async def _delete_kind(self, name: str) -> str | None:
         with suppress(NotFoundError):
