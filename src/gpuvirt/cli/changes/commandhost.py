@@ -28,7 +28,8 @@ from gpuvirt.facts.ids import PciAddress, parse_pci_address, with_domain
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.loops.serialworker import ThreadWorker, WorkerBlockedError
 from gpuvirt.model.allocation.allocateddevices import known_devices
-from gpuvirt.model.change.desired import DesiredUnit
+from gpuvirt.model.change.desired import DesiredDriver, DesiredUnit
+from gpuvirt.model.change.driverplanning import driver_of
 from gpuvirt.model.change.plan import Outcome
 from gpuvirt.model.change.steps import RollBack, Step
 from gpuvirt.model.desired.settings import Settings
@@ -163,6 +164,13 @@ class Host(msgspec.Struct, frozen=True):
     """The vGPU configs that the agent keeps applied; None for a GPU without one."""
     agent_folder: Path
     """The folder that this host's agent locks."""
+
+    def why_kept(self, gpu: PciAddress, driver: DesiredDriver | None) -> Reason | None:
+        """Return why a GPU does not get a driver: the agent keeps it in a mode that needs another one."""
+        mode = self.managed.get(gpu)
+        if mode is None or driver is None or driver_of(mode) is driver:
+            return None
+        return refusals.managed(gpu, mode)
 
     @property
     def command_host(self) -> CommandHost:

@@ -20,14 +20,14 @@ from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind, PciFunction
 from gpuvirt.hardware.host.platform import read_setup
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
-from gpuvirt.model.change.driverplanning import driver_of, plan_units
+from gpuvirt.model.change.driverplanning import plan_units
 from gpuvirt.model.change.nativedrivers import FALLBACK, is_head
 from gpuvirt.model.change.plan import DriverPlan, Plan
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.steps import LoadModule, Unbind
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId
-from gpuvirt.model.reasons import Reason, refusals
+from gpuvirt.model.reasons import Reason
 from gpuvirt.paths import HostRoots
 
 app = typer.Typer(
@@ -228,8 +228,7 @@ def _would(host: Host, plan: Plan, desired: DesiredUnit, missing: Sequence[Reaso
 
     `missing`: why vfio-pci can't be loaded.
     """
-    kept = {gpu: host.managed[gpu] for gpu in desired if gpu in host.managed}
-    managed = [refusals.managed(gpu, mode) for gpu, mode in kept.items() if driver_of(mode) is not desired[gpu].driver]
+    managed = filter(None, (host.why_kept(gpu, target.driver) for gpu, target in desired.items()))
     idle = [gpu for gpu, target in desired.items() if target.driver is DesiredDriver.PASSTHROUGH and not plan.steps]
     # A GPU that is bound already, and that no VM could use, is not reported as done.
     unfit = [reason for gpu in idle for reason in host.unfit.get(gpu, ())]

@@ -21,7 +21,6 @@ from gpuvirt.facts.ids import PciAddress, VgpuId, with_domain
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import host_of_vfs
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
-from gpuvirt.model.change.driverplanning import driver_of
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.vgpus.desiredvgpus import config_gpus, desired_vgpus_of
 from gpuvirt.model.change.vgpus.gpustate import GpuState
@@ -114,13 +113,10 @@ def _counts(desired: DesiredGpu) -> dict[str, int]:
 
 def _managed(here: Host, gpu: PciAddress, desired: DesiredGpu | None = None) -> VgpuResult | None:
     """Return the refusal to change a GPU that the agent keeps otherwise, None for other GPUs."""
-    config, mode = here.vgpu_configs.get(gpu), here.managed.get(gpu)
+    config = here.vgpu_configs.get(gpu)
     counts, driver = (_counts(desired), desired.driver) if desired is not None else (None, None)
-    if config is not None:
-        return VgpuResult(gpu, (), (refusals.managed(gpu, config, is_config=True),), counts)
-    if mode is not None and driver is not None and driver_of(mode) is not driver:
-        return VgpuResult(gpu, (), (refusals.managed(gpu, mode),), counts)
-    return None
+    kept = here.why_kept(gpu, driver) if config is None else refusals.managed(gpu, config, is_config=True)
+    return None if kept is None else VgpuResult(gpu, (), (kept,), counts)
 
 
 class AppliedHost(msgspec.Struct, frozen=True):
