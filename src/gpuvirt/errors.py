@@ -35,10 +35,6 @@ class InvalidIdError(GpuvirtError, ValueError):
         super().__init__(f"{text!r} is not {kind}: expected {expected}")
 
 
-class DevicesUnknownError(GpuvirtError):
-    """The PCI devices of a host can't be listed, which does not say that it has none."""
-
-
 class PathTooLongError(GpuvirtError):
     """The path of a unix socket is longer than the kernel allows (107 bytes)."""
 

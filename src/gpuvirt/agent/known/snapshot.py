@@ -5,7 +5,7 @@ from pathlib import Path
 from gpuvirt.agent.known.state import NodeState
 from gpuvirt.agent.store import agentstate
 from gpuvirt.clock import Clock
-from gpuvirt.errors import DamagedError, DevicesUnknownError
+from gpuvirt.errors import DamagedError, GpuvirtError
 from gpuvirt.facts.ids import BootId
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.sysfs import PCI_DEVICES
@@ -53,12 +53,12 @@ def take(
 ) -> NodeView:
     """Observe the host; return its view, with what an agent would offer. `ledger` has the allocations to pods.
 
-    Raises DevicesUnknownError.
+    Raises GpuvirtError where the devices of the host can't be listed, which does not say that it has none.
     """
     listed = attributes.names(kernel, PCI_DEVICES)
     if not isinstance(listed, list):
         problem = "is not there" if listed is None else f"could not be read ({listed.detail})"
-        raise DevicesUnknownError(
+        raise GpuvirtError(
             f"{PCI_DEVICES} {problem}, so the GPUs of this host are unknown; check --host-root, below which the host's"
             " /sys must be"
         )

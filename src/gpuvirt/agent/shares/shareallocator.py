@@ -81,9 +81,11 @@ class GpuChoice:
         state = shares.state.get()
         open_node, closed = self._open(state.node)
         reason = why_refused(units, open_node, records, shares.resource, state.kept_texts(records))
-        if reason is not None and why_refused(units, state.node, records, "") is None:
+        if reason is None:
+            return None
+        if why_refused(units, state.node, records, "") is None:
             return closed
-        return reason if reason is None else state.closed_by or reason
+        return state.closed_by or reason
 
     async def choose(self, pod: PodOnNode, unit: DeviceId) -> PodRecord:
         """Choose the GPUs of a pod that has not started, and record them on disk; raise AllocationRefusedError.
