@@ -13,7 +13,7 @@ from gpuvirt.agent.cluster.nodelabels import shared_claim
 from gpuvirt.agent.process import pages
 from gpuvirt.agent.shares.nodeshares import NodeShares
 from gpuvirt.facts.ids import PciAddress, PodUid
-from gpuvirt.kube.kinds.gpunode import GpuNode, Status
+from gpuvirt.kube.kinds.gpunode import READY, GpuNode, Status
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed
@@ -102,6 +102,8 @@ async def test_no_more_pods_get_units_while_the_driver_is_replaced(short_path: P
         await until(lambda: any(note.code is ReasonCode.DRIVER_UPGRADE for note in agent.views.get().problems))
         (note,) = (note for note in agent.views.get().problems if note.code is ReasonCode.DRIVER_UPGRADE)
         assert "default/p" in str(note.seen)
+        ready = next(condition for condition in gpunode_status(agent).conditions if condition.type == READY)
+        assert (ready.status, ready.reason, "default/p" in ready.message) == ("False", "DriverUpgrade", True)
         assert not agent.views.get().shared.capacity
         again = await start_container(kubelet, pod, "main", short_path / "cdi")
         assert again.env["GPUVIRT_GPUS"] == FIRST, "its container may restart"
