@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from gpuvirt.facts.setup import Setup
+from gpuvirt.facts.setup import KernelSetup
 from gpuvirt.model.inventory import osrelease
 
 
@@ -18,7 +18,7 @@ class BootLoader(StrEnum):
     UNKNOWN = "unknown"
 
 
-def boot_loader(setup: Setup) -> BootLoader:
+def boot_loader(setup: KernelSetup) -> BootLoader:
     """Return the boot loader by the files of the host; the most specific one wins."""
     files = _boot_files(setup)
     grubby = bool(files & {"/usr/sbin/grubby", "/usr/bin/grubby"})
@@ -33,11 +33,11 @@ def boot_loader(setup: Setup) -> BootLoader:
     return next((loader for loader, found in kept if found), BootLoader.UNKNOWN)
 
 
-def _boot_files(setup: Setup) -> set[str]:
+def _boot_files(setup: KernelSetup) -> set[str]:
     return {presence.path for presence in setup.boot_files if presence.exists is True}
 
 
-def set_arguments(setup: Setup, *arguments: str) -> tuple[str, ...]:
+def set_arguments(setup: KernelSetup, *arguments: str) -> tuple[str, ...]:
     """Return the steps that add arguments to the kernel's command line from the next boot on."""
     together = " ".join(arguments)
     lines: tuple[str, ...]
@@ -65,7 +65,7 @@ def set_arguments(setup: Setup, *arguments: str) -> tuple[str, ...]:
     return (*lines, "reboot")
 
 
-def drop_arguments(setup: Setup, *arguments: str) -> tuple[str, ...]:
+def drop_arguments(setup: KernelSetup, *arguments: str) -> tuple[str, ...]:
     """Return the steps that remove arguments from the kernel's command line."""
     together = " ".join(arguments)
     lines: tuple[str, ...]
@@ -88,7 +88,7 @@ def drop_arguments(setup: Setup, *arguments: str) -> tuple[str, ...]:
     return (*lines, "reboot")
 
 
-def remake_initramfs(setup: Setup) -> str:
+def remake_initramfs(setup: KernelSetup) -> str:
     """Return the command that rebuilds the initramfs of the host."""
     files = _boot_files(setup)
     if "/usr/sbin/update-initramfs" in files:

@@ -12,7 +12,35 @@ from gpuvirt.facts.runtimes import KataRuntime, Runtime
 Part = Attribute | Listing | SymbolicLink | Presence
 
 
-class Setup(msgspec.Struct, frozen=True):
+class KernelSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """The kernel of one host, its modules, and the boot loader that has its arguments."""
+
+    cmdline: Attribute
+    release: Attribute
+    os_release: Attribute
+    boot_files: tuple[Presence, ...]
+    """Files that show which boot loader the host has."""
+    modules: Listing
+    """The loaded modules, and the built-in ones that have parameters."""
+    builtin_modules: Listing
+    available_modules: Listing
+    modprobe: tuple[Attribute, ...]
+    """modprobe's configuration files."""
+    modprobe_folders: tuple[Listing, ...]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The kernel's arguments; those after `--` are init's, and are left out."""
+        words = (self.cmdline.text or "").split()
+        return tuple(words[: words.index("--")] if "--" in words else words)
+
+    def argument(self, name: str) -> str | None:
+        """Return the last value of `name=` on the kernel's command line, "" for the bare word."""
+        found = [word.partition("=")[2] for word in self.arguments if word.partition("=")[0] == name]
+        return found[-1] if found else None
+
+
+class Setup(KernelSetup, frozen=True, kw_only=True):
     """The setup of one host."""
 
     cpu: Attribute
@@ -20,11 +48,6 @@ class Setup(msgspec.Struct, frozen=True):
     dmi: Attribute
     """The name of the product in the firmware."""
     acpi_tables: Listing
-    cmdline: Attribute
-    release: Attribute
-    os_release: Attribute
-    boot_files: tuple[Presence, ...]
-    """Files that show which boot loader the host has."""
     iommus: Listing
     iommu_groups: Listing
     ecaps: tuple[Attribute, ...]
@@ -33,14 +56,7 @@ class Setup(msgspec.Struct, frozen=True):
     """The first interrupt chip, and the first that remaps: `IR-PCI-MSI`."""
     unsafe_interrupts: Attribute
     kvm: Presence
-    modules: Listing
-    """The loaded modules, and the built-in ones that have parameters."""
-    builtin_modules: Listing
-    available_modules: Listing
     vfio_parameters: tuple[Attribute, ...]
-    modprobe: tuple[Attribute, ...]
-    """modprobe's configuration files."""
-    modprobe_folders: tuple[Listing, ...]
     framebuffers: tuple[Framebuffer, ...]
     runtimes: tuple[Runtime, ...]
     """Configurations of container runtimes."""
@@ -56,17 +72,6 @@ class Setup(msgspec.Struct, frozen=True):
     """The processors of each NUMA node that has a GPU."""
     allowed_cpus: Mapping[int, Attribute] = msgspec.field(default_factory=dict)
     """The processors on which each process that uses a GPU may run, by its pid."""
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """The kernel's arguments; those after `--` are init's, and are left out."""
-        words = (self.cmdline.text or "").split()
-        return tuple(words[: words.index("--")] if "--" in words else words)
-
-    def argument(self, name: str) -> str | None:
-        """Return the last value of `name=` on the kernel's command line, "" for the bare word."""
-        found = [word.partition("=")[2] for word in self.arguments if word.partition("=")[0] == name]
-        return found[-1] if found else None
 
 
 def parts(setup: Setup) -> Mapping[str, Part]:

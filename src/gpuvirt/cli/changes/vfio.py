@@ -18,7 +18,7 @@ from gpuvirt.cli.parameters import options
 from gpuvirt.diagnosis.checks.drivers import why_not_loadable
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind, PciFunction
-from gpuvirt.hardware.host.platform import read_setup
+from gpuvirt.hardware.host.platform import read_kernel
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
 from gpuvirt.model.change.driverplanning import plan_units
 from gpuvirt.model.change.nativedrivers import FALLBACK, is_head
@@ -88,7 +88,7 @@ def status(
     parts = (address for address, function in functions.items() if function.is_gpu_part)
     listed = sorted((*seen.inventory.gpus, *parts))
     rows = [(address, plan_units(seen, {address: DesiredDriver.PASSTHROUGH})[0]) for address in listed]
-    missing = _why_not_loadable(here, seen.inventory, [plan for _, plan in rows])
+    missing = _why_not_loadable(here, [plan for _, plan in rows])
     unfit = {
         address: (*here.unfit.get(address, ()), *(missing if _loads_vfio_pci(plan) else ())) for address, plan in rows
     }
@@ -197,7 +197,7 @@ def change(host: Host, desired: DesiredGpu, chosen: Chosen, output: Output, *, d
     plans = {unit: plan_unit(state, unit, target) for unit, target in units.items()}
     if host.inputs.forced and not dry_run:
         _ask(plans.values())
-    missing = _why_not_loadable(host, seen.inventory, [plan.drivers for plan in plans.values()])
+    missing = _why_not_loadable(host, [plan.drivers for plan in plans.values()])
     results: list[VfioResult] = []
     for unit, plan in plans.items():
         would = _would(host, plan, units[unit], missing)
@@ -216,11 +216,11 @@ def _loads_vfio_pci(plan: DriverPlan) -> bool:
     return any(isinstance(step, LoadModule) and step.driver == FALLBACK for step in plan.steps)
 
 
-def _why_not_loadable(host: Host, seen: Inventory, plans: Iterable[DriverPlan]) -> tuple[Reason, ...]:
+def _why_not_loadable(host: Host, plans: Iterable[DriverPlan]) -> tuple[Reason, ...]:
     """Return why plans that load vfio-pci certainly fail, as doctor says it."""
     if not any(map(_loads_vfio_pci, plans)):
         return ()
-    return tuple(why_not_loadable(read_setup(host.change_host.kernel, seen.facts, ())))
+    return tuple(why_not_loadable(read_kernel(host.change_host.kernel)))
 
 
 def _would(host: Host, plan: Plan, desired: DesiredUnit, missing: Sequence[Reason]) -> VfioResult:

@@ -11,7 +11,7 @@ from gpuvirt.diagnosis.findings import Finding, fine, of_reason, problem, seen, 
 from gpuvirt.facts.ids import PciId, parse_pci_id
 from gpuvirt.facts.pci import GRACE_DRIVER, NVIDIA, PciFunction, Unread
 from gpuvirt.facts.platform import Attribute, Listing
-from gpuvirt.facts.setup import Setup
+from gpuvirt.facts.setup import KernelSetup
 from gpuvirt.facts.sysfs import device_path
 from gpuvirt.model.inventory.inventory import Gpu
 from gpuvirt.model.inventory.isolation import group_blockers
@@ -65,12 +65,12 @@ def vfio_modules(evidence: Evidence) -> Iterator[Finding]:
         yield of_reason(reason, reason.code.level, why="without it no GPU can be passed to a VM")
 
 
-def _missing(setup: Setup, *modules: str) -> Reason:
+def _missing(setup: KernelSetup, *modules: str) -> Reason:
     places = seen(Listing(setup.available_modules.path, ()), setup.release)
     return refusals.vfio_missing(", ".join(modules), setup.release.text, *places)
 
 
-def why_not_loadable(setup: Setup) -> Iterator[Reason]:
+def why_not_loadable(setup: KernelSetup) -> Iterator[Reason]:
     """Yield why vfio-pci is not loaded and can't be; nothing where a file does not show that for certain."""
     lists = (setup.modules, setup.builtin_modules, setup.available_modules)
     if "vfio_pci" in setup.modules.known:
@@ -119,7 +119,7 @@ def modprobe_rules(evidence: Evidence) -> Iterator[Finding]:
         yield from _not_bound(evidence, where, text, desired)
 
 
-def _blocks(setup: Setup, concerns: Callable[[str], bool]) -> Iterator[tuple[Seen, tuple[str, ...]]]:
+def _blocks(setup: KernelSetup, concerns: Callable[[str], bool]) -> Iterator[tuple[Seen, tuple[str, ...]]]:
     """Yield the rules that keep out a module that `concerns` accepts, with the steps that remove the rule."""
     for where, words in _rules(setup):
         if words[0] == "install" and concerns(_module(words[1])) and re.search(r"/(false|true)$", words[2]):
@@ -130,7 +130,7 @@ def _blocks(setup: Setup, concerns: Callable[[str], bool]) -> Iterator[tuple[See
         yield Seen(setup.cmdline.path, argument[:200]), drop_arguments(setup, argument)
 
 
-def _rules(setup: Setup) -> Iterator[tuple[HostPath, list[str]]]:
+def _rules(setup: KernelSetup) -> Iterator[tuple[HostPath, list[str]]]:
     """Yield the lines of modprobe's files that have three words or more (modprobe.d(5))."""
     for file in setup.modprobe:
         for line in (file.text or "").replace("\\\n", " ").splitlines():

@@ -10,10 +10,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from errno import ETIMEDOUT
 
+from msgspec.structs import asdict
+
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.platform import Attribute, Framebuffer, FunctionSetup, Listing, Presence, SymbolicLink
-from gpuvirt.facts.setup import Setup
+from gpuvirt.facts.setup import KernelSetup, Setup
 from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.sysfs import IOMMU_GROUPS
 from gpuvirt.hardware.access import attributes
@@ -77,24 +79,36 @@ VFIO_PARAMETERS = tuple(
 )
 
 
-def read_setup(kernel: Kernel, facts: Facts, gpus: Iterable[PciFunction]) -> Setup:
-    """Return the setup of a host; more files are read of the functions in `gpus`."""
-    gpus = tuple(gpus)
+def read_kernel(kernel: Kernel) -> KernelSetup:
+    """Return the kernel of a host, with its modules and its boot loader."""
     release = read_attribute(kernel, "/proc/sys/kernel/osrelease")
     modules = f"{MODULES}/{release.text if release.text and '/' not in release.text else 'unknown'}"
-    iommus = read_listing(kernel, "/sys/class/iommu")
     folders = tuple(read_listing(kernel, folder) for folder in MODPROBE_FOLDERS)
-    runtimes = tuple(read_runtimes(kernel))
-    kata = tuple(read_kata(kernel, runtimes))
-    cdi_folders, cdi_specs = read_cdi_specs(kernel) if kata else ((), ())
-    return Setup(
-        cpu=_first_processor(kernel),
-        dmi=read_attribute(kernel, "/sys/class/dmi/id/product_name"),
-        acpi_tables=read_listing(kernel, "/sys/firmware/acpi/tables"),
+    return KernelSetup(
         cmdline=read_attribute(kernel, "/proc/cmdline"),
         release=release,
         os_release=read_attribute(kernel, "/etc/os-release"),
         boot_files=tuple(Presence(path, iommu.exists(kernel, path)) for path in BOOT_FILES),
+        modules=read_listing(kernel, "/sys/module"),
+        builtin_modules=_modules(kernel, f"{modules}/modules.builtin"),
+        available_modules=_modules(kernel, f"{modules}/modules.dep"),
+        modprobe=tuple(_files(kernel, folders, ".conf")),
+        modprobe_folders=folders,
+    )
+
+
+def read_setup(kernel: Kernel, facts: Facts, gpus: Iterable[PciFunction]) -> Setup:
+    """Return the setup of a host; more files are read of the functions in `gpus`."""
+    gpus = tuple(gpus)
+    iommus = read_listing(kernel, "/sys/class/iommu")
+    runtimes = tuple(read_runtimes(kernel))
+    kata = tuple(read_kata(kernel, runtimes))
+    cdi_folders, cdi_specs = read_cdi_specs(kernel) if kata else ((), ())
+    return Setup(
+        **asdict(read_kernel(kernel)),
+        cpu=_first_processor(kernel),
+        dmi=read_attribute(kernel, "/sys/class/dmi/id/product_name"),
+        acpi_tables=read_listing(kernel, "/sys/firmware/acpi/tables"),
         iommus=iommus,
         iommu_groups=read_listing(kernel, IOMMU_GROUPS),
         ecaps=tuple(
@@ -105,12 +119,7 @@ def read_setup(kernel: Kernel, facts: Facts, gpus: Iterable[PciFunction]) -> Set
         irq_chips=_irq_chips(kernel),
         unsafe_interrupts=read_attribute(kernel, "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts"),
         kvm=Presence(HostPath("/dev/kvm"), iommu.exists(kernel, HostPath("/dev/kvm"))),
-        modules=read_listing(kernel, "/sys/module"),
-        builtin_modules=_modules(kernel, f"{modules}/modules.builtin"),
-        available_modules=_modules(kernel, f"{modules}/modules.dep"),
         vfio_parameters=tuple(read_attribute(kernel, path) for path in VFIO_PARAMETERS),
-        modprobe=tuple(_files(kernel, folders, ".conf")),
-        modprobe_folders=folders,
         framebuffers=tuple(_framebuffers(kernel)),
         runtimes=runtimes,
         kata=kata,
