@@ -30,7 +30,7 @@ test-rings: .venv/made-for-dev  ## Run all others that can run here; as root, a 
 	@$(VENV)/python -m tests.rings
 	$(VENV)/pytest -n auto --dist loadgroup -m ring $(ARGS)
 
-test-all: .venv/made-for-dev  ## Run both at once with all random examples, as CI does
+test-all: .venv/made-for-dev  ## Run both at once, with all random examples
 	$(VENV)/pytest -n auto --dist loadgroup $(ARGS)
 
 test-full-size: .venv/made-for-dev  ## Run the tests of many pods and many switches at their full size, which CI runs with fewer

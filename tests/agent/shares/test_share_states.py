@@ -122,8 +122,9 @@ class Shares(RuleBasedStateMachine):
         self.loop.close()
         shutil.rmtree(self.folder)
 
-    @initialize()
-    def start_agent(self) -> None:
+    @initialize(enforcement=st.sampled_from((Enforcement.NONE, Enforcement.MPS)))
+    def start_agent(self, enforcement: Enforcement) -> None:
+        self.capacity = replace(self.capacity, enforcement=enforcement)
         self.restart_agent()
 
     @rule()
@@ -375,7 +376,9 @@ def test_the_removal_of_a_guard_is_noticed(
     monkeypatch: pytest.MonkeyPatch, owner: object, name: str, instead: object
 ) -> None:
     monkeypatch.setattr(owner, name, instead)
-    quickly = settings(max_examples=2000, stateful_step_count=40, phases=[Phase.generate], derandomize=True)
+    quickly = settings(
+        max_examples=2000, stateful_step_count=40, phases=[Phase.generate], derandomize=True, report_multiple_bugs=False
+    )
     monkeypatch.setattr(Shares.TestCase, "settings", quickly)
     with pytest.raises((AssertionError, ExceptionGroup)):
         Shares.TestCase().runTest()

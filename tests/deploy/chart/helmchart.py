@@ -60,7 +60,7 @@ class Rendered:
     def policy(self) -> Plain:
         """The ClusterPolicy that a Job applies."""
         text = at(self.one("ConfigMap", "gpuvirt-policy"), "data", "clusterpolicy.yaml")
-        policy: Plain = yaml.safe_load(str(text))
+        policy: Plain = yaml.load(str(text), yaml.CSafeLoader)
         return policy
 
     def hooks(self) -> Sequence[Manifest]:
@@ -89,7 +89,7 @@ class Helm:
         sets = [f"--set={value}" for value in values]
         done = self.run("template", "x", str(chart), f"--namespace={NAMESPACE}", *sets, *options)
         assert done.returncode == 0, done.stderr
-        return Rendered([document for document in yaml.safe_load_all(done.stdout) if document])
+        return Rendered([document for document in yaml.load_all(done.stdout, yaml.CSafeLoader) if document])
 
     def refusal(self, *values: str) -> str:
         """Return helm's error message about values."""

@@ -11,7 +11,7 @@ from tests.deploy.chart.helmchart import CHART, ROOT, at
 
 VALUES: Plain = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: Plain = json.loads((CHART / "values.schema.json").read_text())
-CRD: Plain = yaml.safe_load((ROOT / "deploy/clusterpolicies.yaml").read_text())
+CRD: Plain = yaml.load((ROOT / "deploy/clusterpolicies.yaml").read_text(), yaml.CSafeLoader)
 SPEC = at(CRD, "spec", "versions", 0, "schema", "openAPIV3Schema", "properties", "spec")
 
 ELSEWHERE = {
