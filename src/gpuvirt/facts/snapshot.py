@@ -86,6 +86,8 @@ class Platform(msgspec.Struct, frozen=True):
     vfio_container: bool = False
     """Whether `/dev/vfio/vfio` exists, so that devices can be opened by their group."""
     egm: tuple[EgmRegion, ...] = ()
+    cgroup_v2: bool = False
+    """Whether cgroup v2 is mounted where control groups are, at `/sys/fs/cgroup`."""
 
 
 class MalformedEntry(msgspec.Struct, frozen=True):

@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 BOOT_ID = HostPath("/proc/sys/kernel/random/boot_id")
 NVIDIA_VERSION = HostPath("/sys/module/nvidia/version")
+CGROUP_V2 = HostPath("/sys/fs/cgroup/cgroup.controllers")
+"""A file of each cgroup of version 2, and of none of version 1 (cgroups(7))."""
 
 
 def scan(kernel: Kernel, before: Facts | None = None, *, brief: bool = False) -> Facts:
@@ -184,6 +186,7 @@ class _Scan(msgspec.Struct):
             iommufd=self.or_before(iommu.has_iommufd(self.kernel), before.iommufd),
             vfio_container=self.or_before(iommu.exists(self.kernel, iommu.CONTAINER), before.vfio_container),
             egm=regions,
+            cgroup_v2=self.or_before(iommu.exists(self.kernel, CGROUP_V2), before.cgroup_v2),
         )
 
 

@@ -29,6 +29,7 @@ NAMED = (
     *(f"/sys/class/iommu/*/intel-iommu/{name}" for name in ("version", "cap", "ecap")),
     "/proc/sys/kernel/random/boot_id",
     *("/proc/version", "/proc/modules", "/proc/cmdline", "/proc/driver/nvidia/version", "/sys/module/nvidia/version"),
+    "/sys/fs/cgroup/cgroup.controllers",
     *("/proc/cpuinfo", "/proc/sys/kernel/osrelease", "/etc/os-release", "/sys/class/dmi/id/product_name"),
     *("/sys/kernel/irq/*/chip_name", "/sys/devices/system/node/node?/cpulist"),
     *("/sys/module/vfio_pci/parameters/*", "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts"),

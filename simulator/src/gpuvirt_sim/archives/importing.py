@@ -106,6 +106,7 @@ def import_host(kernel: Kernel, about: str) -> Imported:
         platform = platform_of(setup, lambda platform: _shown(imported, platform, gpus))
         if (version := facts.platform.nvidia_version) is not None:
             platform = replace(platform, nvidia_version=version)
+        platform = replace(platform, cgroup_v2=facts.platform.cgroup_v2)
         # Parse and build the same text that a user would load.
         text = COMMENT + plain.write(msgspec.to_builtins(replace(imported, platform=platform)))
         spec = documents.parse(text, HostSpec, where="host.yaml")

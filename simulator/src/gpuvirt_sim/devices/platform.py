@@ -89,6 +89,8 @@ class PlatformSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Loaded modules; by default VFIO's, KVM's and those of the drivers that are bound to a function."""
     nvidia_version: str = NVIDIA_VERSION
     """The version of NVIDIA's driver, where its module is loaded."""
+    cgroup_v2: bool = True
+    """Whether control groups are of version 2 alone."""
     available: tuple[str, ...] = ("vfio-pci", "vfio_iommu_type1", "nouveau", "kvm-intel", "kvm-amd")
     """Modules that can be loaded. With `nvgrace_gpu_vfio_pci` the driver for Grace GPUs is the best for them."""
     console: str | None = None
@@ -159,6 +161,8 @@ def place_platform(tree: Tree, bus: PciBus, spec: PlatformSpec, *, iommu: bool) 
     )
     if GRACE_DRIVER in spec.available:
         _texts(tree, {f"/lib/modules/{spec.release}/modules.alias": "\n".join(_aliases())})
+    if spec.cgroup_v2:
+        _texts(tree, {"/sys/fs/cgroup/cgroup.controllers": "cpuset cpu io memory hugetlb pids rdma misc"})
     tree.place(HostPath("/dev/null"), DeviceNode(NULL))
     if spec.kvm:
         tree.place(HostPath("/dev/kvm"), DeviceNode(KVM))

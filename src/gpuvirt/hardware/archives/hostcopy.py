@@ -136,6 +136,7 @@ SINGLE_FILES = (
     HostPath("/proc/sys/kernel/random/boot_id"),
     HostPath("/proc/driver/nvidia/version"),
     HostPath("/sys/module/nvidia/version"),
+    HostPath("/sys/fs/cgroup/cgroup.controllers"),
 )
 """Files that are copied unchanged."""
 HEADER_BYTES = 64
