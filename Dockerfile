@@ -10,6 +10,7 @@ COPY constraints.txt .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels --constraint constraints.txt libvirt-python
 COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . ./schedules
+RUN gcc -O2 -o /memory-limit deploy/memory-limit/memory-limit.c
 
 FROM ${PYTHON_IMAGE} AS installed
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends libvirt0 && rm -r /var/lib/apt/lists
@@ -20,6 +21,8 @@ COPY constraints.txt /wheels/
 RUN pip install --no-cache-dir --constraint /wheels/constraints.txt --find-links /wheels \
   "gpuvirt-schedules[libvirt,vsphere] @ file://$(echo /wheels/gpuvirt_schedules-*.whl)" \
   && rm -r /wheels
+# The agent copies it to nodes whose shares NVIDIA's driver limits (docs/sharing.md).
+COPY --from=build /memory-limit /usr/local/lib/gpuvirt/memory-limit
 ENV PYTHONDONTWRITEBYTECODE=1
 USER 0:0
 
