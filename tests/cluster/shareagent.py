@@ -18,7 +18,7 @@ from gpuvirt.agent.cluster.clusterside import ClusterSide
 from gpuvirt.agent.kubelet.units import RecordedUnits, UnitOffer
 from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.agent.shares import limitfiles, sharefiles
-from gpuvirt.agent.shares.limitfiles import LimitFiles, MpsLimits
+from gpuvirt.agent.shares.limitfiles import DriverLimits, LimitFiles, MpsLimits
 from gpuvirt.agent.shares.nodeshares import stored_shares
 from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies
 from gpuvirt.agent.shares.sharefiles import SpecFiles
@@ -31,11 +31,13 @@ from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.desired.settings import Enforcement, ShareSettings
 from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.node.choice import NodeSharing
+from gpuvirt.model.shares.node.driverlimit import PROGRAM
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.paths import HostRoots, KubeletPaths
 from gpuvirt.tasks import until_stopped
 from tests.agent.shares.opengpus import OpenGpus, decide, decide_when_observed
 from tests.cluster.apilab import Listener
+from tests.cluster.drivernode import LIBRARY, cgroups
 
 log = logging.getLogger(__name__)
 
@@ -44,15 +46,17 @@ MEMORY_MIB = 16_384
 
 
 async def run(folder: Path, cdi: Path, kubeconfig: Path, gpus: dict[str, int], limited_by: str) -> None:
-    """Share GPUs until SIGTERM: without limits, by a library, or by the MPS daemon of a driver in a folder."""
+    """Share GPUs until SIGTERM: without limits, by a library, by a driver in a folder, or by its MPS daemon."""
     kubelet, by = KubeletPaths(KUBELET_ROOT), Path(limited_by or "/")
     enforcement = Enforcement.NONE
     if limited_by:
-        enforcement = Enforcement.HAMI_CORE if by.suffix == ".so" else Enforcement.MPS
+        enforcement = Enforcement.DRIVER if (by / LIBRARY).exists() else Enforcement.MPS
+        enforcement = Enforcement.HAMI_CORE if by.suffix == ".so" else enforcement
     limits = LimitFiles(by, Path("/"), folder / limitfiles.FILE)
     records, files = folder / sharefiles.FILE, SpecFiles(cdi, (cdi,))
     shares = stored_shares(records, files, ThreadWorker("records"), ShareSettings(enforcement=enforcement), limits)
-    shares = replace(shares, mps=MpsLimits((by,), by / "pipe"))
+    driver = DriverLimits(folder / PROGRAM, by / PROGRAM, cgroups())
+    shares = replace(shares, mps=MpsLimits((by,), by / "pipe"), driver=driver)
     memory = {GpuId(gpu): MEMORY_MIB for gpu in gpus}
     capacity = {GpuId(gpu): Units(units) for gpu, units in gpus.items()}
     sharing = NodeSharing(capacity, memory_mib=memory, enforcement=enforcement)

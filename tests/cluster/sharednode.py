@@ -70,6 +70,13 @@ class Shared:
     def specs(self) -> Sequence[str]:
         return sorted(path.name for path in self.cdi.glob("*share-*"))
 
+    def mount(self, library: Path) -> None:
+        """Let NVIDIA's spec mount a library into each container."""
+        spec = self.cdi / "nvidia.json"
+        content = json.loads(spec.read_text())
+        mounts = [{"hostPath": str(library), "containerPath": f"/usr/lib/{library.name}", "options": ["ro", "bind"]}]
+        spec.write_text(json.dumps({**content, "containerEdits": {"mounts": mounts}}))
+
     def start(
         self, name: str, *containers: Mapping[str, object], gpu: str | None = None, policy: str = "Never"
     ) -> None:

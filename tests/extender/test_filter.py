@@ -47,7 +47,7 @@ def test_a_pod_that_requires_limits_passes_only_nodes_whose_shares_are_limits() 
     assert answer.node_names == names[:3]
     assert answer.failed_and_unresolvable_nodes["soft"] == (
         "the pod requires enforced shares (gpuvirt.io/enforcement: required), but the node does not enforce shares: it"
-        " has no annotation gpuvirt.io/shares-enforcement: hami-core, mps, hami-core-mps"
+        " has no annotation gpuvirt.io/shares-enforcement: hami-core, mps, hami-core-mps, driver, driver-mps"
     )
     assert answer.failed_and_unresolvable_nodes.keys() == {"soft", "newer", "unknown"}
     assert "shares no GPUs" in answer.failed_and_unresolvable_nodes["unknown"]

@@ -7,7 +7,7 @@ import msgspec
 
 from gpuvirt.agent.loops.telemetry import Telemetry
 from gpuvirt.model.offers.view import NodeView
-from gpuvirt.model.shares.node.memoryregion import MemoryUses, UnreadableRegion
+from gpuvirt.model.shares.node.memoryregion import MemoryUses, UnreadableUse
 from gpuvirt.model.shares.node.records import ShareRecords
 from gpuvirt.web.exposition import counter, gauge, histograms, text_of
 
@@ -196,9 +196,9 @@ def _limits(shares: ShareRecords) -> Iterator[str]:
     yield from gauge(
         "gpuvirt_share_memory_limit_bytes",
         "The memory that a container with part of a GPU can use, where shares are limits.",
-        ("gpu", "namespace", "pod", "container"),
+        ("gpu", "namespace", "pod", "container", "enforcement"),
         [
-            ((gpu, pod.namespace, pod.name, name), float(share.limit.memory_mib << 20))
+            ((gpu, pod.namespace, pod.name, name, share.limit.by), float(share.limit.memory_mib << 20))
             for pod in shares.pods.values()
             for name, share in pod.containers.items()
             if share.limit is not None
@@ -210,11 +210,11 @@ def _limits(shares: ShareRecords) -> Iterator[str]:
 def _memory_used(shares: ShareFigures) -> Iterator[str]:
     yield from gauge(
         "gpuvirt_share_memory_used_bytes",
-        "The memory that a container with a limit uses, as its own processes count it; no value while it is unknown,"
-        " or no process has used the GPU.",
-        ("gpu", "namespace", "pod", "container"),
+        "The memory that a container with a limit uses, as its own processes or NVIDIA's driver count it; no value"
+        " while it is unknown, or no process has used the GPU.",
+        ("gpu", "namespace", "pod", "container", "enforcement"),
         [
-            ((gpu, pod.namespace, pod.name, name), float(used))
+            ((gpu, pod.namespace, pod.name, name, share.limit.by), float(used))
             for uid, pod in shares.records.pods.items()
             for name, share in pod.containers.items()
             if share.limit is not None and isinstance(used := shares.used.get((uid, name)), int)
@@ -223,13 +223,13 @@ def _memory_used(shares: ShareFigures) -> Iterator[str]:
     )
     yield from gauge(
         "gpuvirt_share_memory_unknown",
-        "1 for a container with a limit whose region, in which it counts its memory, can't be read; the log says why.",
+        "1 for a container with a limit whose use of memory can't be read; the log says why.",
         ("namespace", "pod", "container"),
         [
             ((pod.namespace, pod.name, name), 1.0)
             for uid, pod in shares.records.pods.items()
             for name in pod.containers
-            if isinstance(shares.used.get((uid, name)), UnreadableRegion)
+            if isinstance(shares.used.get((uid, name)), UnreadableUse)
         ],
     )
 

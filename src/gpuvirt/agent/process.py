@@ -25,8 +25,8 @@ from gpuvirt.agent.kubelet.units import RecordedUnits, UnitOffer
 from gpuvirt.agent.loops.intervals import Intervals
 from gpuvirt.agent.options import NodeOptions
 from gpuvirt.agent.shares import limitfiles, sharefiles
-from gpuvirt.agent.shares.limitfiles import LimitFiles, MpsLimits
-from gpuvirt.agent.shares.memoryuse import MemoryFollower, read_uses
+from gpuvirt.agent.shares.limitfiles import DriverLimits, LimitFiles, MpsLimits
+from gpuvirt.agent.shares.memoryuse import DriverReader, MemoryFollower, find_program, read_uses
 from gpuvirt.agent.shares.nodeshares import NodeShares, stored_shares
 from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies
 from gpuvirt.agent.shares.sharefiles import SpecFiles
@@ -43,6 +43,7 @@ from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.desired.observed import ConfigText, NodeRequest, Observed
 from gpuvirt.model.offers.view import AgentView, NodeView
 from gpuvirt.model.reasons import Reason, Seen, nodeproblems
+from gpuvirt.model.shares.node.driverlimit import PROGRAM
 from gpuvirt.tasks import keep_going, until_stopped
 from gpuvirt.web.exposition import CONTENT_TYPE, PageAnswer
 
@@ -172,7 +173,8 @@ def _start_plugins(group: asyncio.TaskGroup, agent: Agent, options: NodeOptions)
         group.create_task(_report_shares(agent, agent.shares))
         if (proc := options.proc) is not None:
             read = partial(read_uses, options.kernel, proc)
-            follower = MemoryFollower(agent.shares, read, options.workers("share use"))
+            driver = DriverReader(options.kernel, partial(find_program, agent.shares), options.system_root)
+            follower = MemoryFollower(agent.shares, read, options.workers("share use"), driver.read)
             follow = partial(follower.run, options.clock, options.intervals)
             group.create_task(keep_going("memory of shares", follow, options.clock))
         offers.append(UnitOffer(dependencies, options.kubelet, options.intervals, agent.reports.registration))
@@ -264,7 +266,8 @@ def _shares(options: NodeOptions, folder: Path) -> NodeShares:
     limits = LimitFiles(library, options.system_root, run / limitfiles.FILE)
     shares = stored_shares(path, files, options.workers("shares.json"), options.terms.settings.shares, limits)
     mps = MpsLimits((options.driver_root, options.system_root), run / FOLDER / PIPES)
-    return replace(shares, cdi_enabled=options.cdi_enabled, mps=mps)
+    driver = DriverLimits(options.ledger.with_name(PROGRAM))
+    return replace(shares, cdi_enabled=options.cdi_enabled, mps=mps, driver=driver)
 
 
 async def _report_shares(agent: Agent, shares: NodeShares) -> None:

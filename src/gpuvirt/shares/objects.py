@@ -18,6 +18,7 @@ from gpuvirt.kube.resources import NODES, Collection, Resource
 from gpuvirt.model.shares.annotations import (
     FENCE_ANNOTATION,
     LIMITS_ANNOTATION,
+    MEMORY_ANNOTATION,
     POLICY_ANNOTATION,
     REQUIRED_ANNOTATION,
     SHARED_GPUS_ANNOTATION,
@@ -79,11 +80,12 @@ class SharingNode(msgspec.Struct, frozen=True, gc=False):
 
 
 class PodAnnotations(msgspec.Struct, frozen=True, gc=False):
-    """The annotations of a pod that have its GPUs, its policy, its fence, and whether it needs limits."""
+    """The annotations of a pod that have its GPUs, its policy, its fence, and which limits it needs."""
 
     shares: str = msgspec.field(default="", name=SHARES_ANNOTATION)
     policy: str = msgspec.field(default="", name=POLICY_ANNOTATION)
     enforcement: str = msgspec.field(default="", name=REQUIRED_ANNOTATION)
+    memory: str = msgspec.field(default="", name=MEMORY_ANNOTATION)
     fence: str = msgspec.field(default="", name=FENCE_ANNOTATION)
 
 

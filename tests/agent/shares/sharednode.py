@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.agent.kubelet.units import RecordedUnits, UnitOffer
-from gpuvirt.agent.shares.limitfiles import LimitFiles, MpsLimits
+from gpuvirt.agent.shares.limitfiles import DriverLimits, LimitFiles, MpsLimits
 from gpuvirt.agent.shares.nodeshares import NodePods, NodeShares
 from gpuvirt.agent.shares.shareallocator import Accounts, Dependencies, RunningPods
 from gpuvirt.agent.shares.sharefiles import FILE, RecordStore, SpecFiles
@@ -89,7 +89,8 @@ class Agent:
         limits = LimitFiles(LIBRARY, folder / "host", folder / "run/ld.so.preload")
         state, observed = Cell(ShareState()), Cell(ObservedShares(runtime="containerd://2.4.2"))
         mps = MpsLimits((folder / "driver", folder / "host"), folder / "run/mps/pipe")
-        self.shares = NodeShares(self.store, files, pods, state, observed, limit_files=limits, mps=mps)
+        driver = DriverLimits(folder / "memory-limit", folder / "memory-limit-of-image")
+        self.shares = NodeShares(self.store, files, pods, state, observed, limit_files=limits, mps=mps, driver=driver)
         self.share(replace(published, enforcement=enforcement))
         accounts = Accounts(RecordedUnits(kubelet, VGPU).read, running_pods)
         on = Dependencies(

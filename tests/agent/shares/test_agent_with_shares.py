@@ -128,7 +128,8 @@ async def test_the_settings_make_shares_limits(short_path: Path, memory_mib: dic
         assert started.env["CUDA_DEVICE_MEMORY_LIMIT_0"] == limit
         assert started.mounts["/usr/local/gpuvirt/libvgpu.so"] == str(library)
         page = str(pages(agent)["/metrics"]().body)
-        assert f'gpuvirt_share_memory_limit_bytes{{gpu="{FIRST}",namespace="default",pod="p",container="main"}}' in page
+        labels = f'gpu="{FIRST}",namespace="default",pod="p",container="main",enforcement="hami-core"'
+        assert f"gpuvirt_share_memory_limit_bytes{{{labels}}}" in page
 
 
 async def test_refused_shares_are_in_the_metrics(short_path: Path) -> None:

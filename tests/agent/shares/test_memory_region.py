@@ -13,17 +13,17 @@ from gpuvirt.model.shares.node.memoryregion import (
     MOST_BYTES,
     SLOT_BYTES,
     SLOTS,
-    UnreadableRegion,
+    UnreadableUse,
     count_of_slots,
     used_bytes,
 )
 from tests.agent.shares.memoryregions import REGION_BYTES, region
 
 
-def read(content: bytes) -> int | UnreadableRegion:
+def read(content: bytes) -> int | UnreadableUse:
     """Read a region as the agent does."""
     count = count_of_slots(content[:HEADER_BYTES], content[COUNT_AT : COUNT_AT + 4])
-    if isinstance(count, UnreadableRegion):
+    if isinstance(count, UnreadableUse):
         return count
     return used_bytes(content[HEADER_BYTES : HEADER_BYTES + count * SLOT_BYTES])
 
@@ -55,13 +55,13 @@ def test_a_container_uses_what_its_processes_use_together(processes: tuple[int, 
 )
 def test_a_region_that_tells_nothing_is_unknown_and_not_empty(content: bytes, why: str) -> None:
     found = read(content)
-    assert isinstance(found, UnreadableRegion)
+    assert isinstance(found, UnreadableUse)
     assert why in found.why
 
 
 @given(st.binary(max_size=3000), st.binary(max_size=8), st.binary(max_size=3 * SLOT_BYTES))
 def test_any_bytes_are_an_answer(header: bytes, count: bytes, slots: bytes) -> None:
     found = count_of_slots(header, count)
-    assert isinstance(found, UnreadableRegion) or 0 <= found <= SLOTS
+    assert isinstance(found, UnreadableUse) or 0 <= found <= SLOTS
     used = used_bytes(slots)
-    assert isinstance(used, UnreadableRegion) or 0 <= used <= MOST_BYTES
+    assert isinstance(used, UnreadableUse) or 0 <= used <= MOST_BYTES

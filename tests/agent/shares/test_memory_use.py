@@ -9,13 +9,13 @@ import pytest
 
 from gpuvirt.agent.metrics import ShareFigures, _memory_used
 from gpuvirt.agent.shares import memoryuse
-from gpuvirt.agent.shares.memoryuse import MemoryFollower, read_uses
+from gpuvirt.agent.shares.memoryuse import MemoryFollower
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.loops.serialworker import ThreadWorker
-from gpuvirt.model.shares.node.memoryregion import MemoryUses, UnreadableRegion
+from gpuvirt.model.shares.node.memoryregion import MemoryUses, UnreadableUse
 from gpuvirt.paths import HostPath
-from gpuvirt_sim.files.tree import Link, constant
-from gpuvirt_sim.kernel import SimKernel
+from gpuvirt_sim.files.tree import constant
+from tests.agent.shares.containers import FOLDER, REGION, Containers
 from tests.agent.shares.limitednode import enforce
 from tests.agent.shares.memoryregions import region
 from tests.agent.shares.sharednode import GPUS, SharedNode, shared_node
@@ -23,31 +23,6 @@ from tests.sim.simulated import Simulated
 
 A, B = GPUS
 P, Q = (PodUid(f"{number}a5c31f2-0000-4000-8000-000000000001") for number in (8, 9))
-FOLDER = "/var/lib/kubelet/pods"
-REGION = "900 601 0:99 / /usr/local/gpuvirt/region rw,nosuid - tmpfs tmpfs rw,size=16384k\n"
-
-
-class Containers:
-    """Containers of a simulated host, whose files are in a folder of this one."""
-
-    def __init__(self, kernel: SimKernel, proc: Path) -> None:
-        self.kernel = kernel
-        self.proc = proc
-
-    def start(self, pod: PodUid, name: str, content: bytes | None, mounts: str = REGION) -> int:
-        """Start a process in a new container, whose region has this content; return the process."""
-        process = self.kernel.start_process("python3", pod=pod)
-        log = f"800 601 254:1 {FOLDER}/{pod}/containers/{name}/5ca1ab1e /dev/termination-log rw - ext4 /dev/vda1 rw\n"
-        self.kernel.tree.place(HostPath(f"/proc/{process.pid}/ns/mnt"), Link(f"mnt:[{process.pid}]"))
-        self.kernel.tree.place(HostPath(f"/proc/{process.pid}/mountinfo"), constant(log + mounts))
-        folder = self.proc / f"{process.pid}/root/usr/local/gpuvirt/region"
-        folder.mkdir(parents=True)
-        if content is not None:
-            (folder / "memory").write_bytes(content)
-        return process.pid
-
-    def read(self, *pods: PodUid) -> MemoryUses:
-        return read_uses(self.kernel, self.proc, pods)
 
 
 @pytest.fixture
@@ -77,8 +52,8 @@ def test_a_region_that_can_not_be_read_says_why(containers: Containers, tmp_path
     (tmp_path / f"{pid}/root/usr/local/gpuvirt/region/memory").symlink_to(tmp_path / "secret")
     containers.start(P, "zeros", bytes(2008952))
     uses = containers.read(P)
-    assert uses[P, "zeros"] == UnreadableRegion("is not initialised by HAMi-core")
-    assert uses[P, "links"] == UnreadableRegion("can't be read: not a regular file")
+    assert uses[P, "zeros"] == UnreadableUse("its region is not initialised by HAMi-core")
+    assert uses[P, "links"] == UnreadableUse("its region can't be read: not a regular file")
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -129,9 +104,9 @@ async def test_the_metric_has_containers_with_a_limit_alone(short_path: Path, ca
         follow, asked = await follower(node, {(uid, "c0"): 5 << 20, (uid, "debug"): 1})
         await follow.read(0.0)
         assert asked == [[uid]]
-        labels = '{gpu="GPU-a",namespace="default",pod="p",container="c0"}'
+        labels = '{gpu="GPU-a",namespace="default",pod="p",container="c0",enforcement="hami-core"}'
         assert figures(node) == [f"gpuvirt_share_memory_used_bytes{labels} {5 << 20}"]
-        follow, _ = await follower(node, {(uid, "c0"): UnreadableRegion("has version 9.9")})
+        follow, _ = await follower(node, {(uid, "c0"): UnreadableUse("its region has version 9.9")})
         with caplog.at_level(logging.WARNING):
             await follow.read(0.0)
             await follow.read(0.0)
@@ -157,7 +132,7 @@ async def test_the_shown_memory_follows_each_minute_and_at_once_where_pods_come(
         assert await shown_at(60.0, {(uid, "c0"): 6 << 20}) == [("p", 4915, 6)]
         await node.run("q", 200, B)
         (other,) = (key for key in node.records.pods if key != uid)
-        both: MemoryUses = {(uid, "c0"): 7 << 20, (other, "c0"): UnreadableRegion("has version 9.9")}
+        both: MemoryUses = {(uid, "c0"): 7 << 20, (other, "c0"): UnreadableUse("its region has version 9.9")}
         assert await shown_at(61.0, both) == [("p", 4915, 7), ("q", 3276, None)]
 
 

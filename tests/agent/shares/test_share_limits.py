@@ -228,7 +228,7 @@ async def test_metrics_have_the_limit_of_each_container(short_path: Path) -> Non
         await node.run("p", 300, A)
         await node.run("whole", 1000, B)
         lines = list(metrics._limits(node.records))
-        labels = '{gpu="GPU-a",namespace="default",pod="p",container="c0"}'
+        labels = '{gpu="GPU-a",namespace="default",pod="p",container="c0",enforcement="hami-core"}'
         assert [line for line in "\n".join(lines).splitlines() if not line.startswith("#")] == [
             f"gpuvirt_share_memory_limit_bytes{labels} {4915 << 20}"
         ]

@@ -330,6 +330,33 @@ async def test_a_gpu_of_unknown_memory_is_withheld_where_shares_are_limits(
         assert {gpu.withheld and gpu.withheld.code for gpu in node.view.shared.gpus} == {ReasonCode.LIMIT_NOT_POSSIBLE}
 
 
+async def test_a_driver_that_cant_limit_memory_offers_no_units_until_another_means_or_driver_can(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    kernel = simulated("vm-2xV100")
+    shares = ShareSettings(enforcement=Enforcement.DRIVER)
+    async with sharing_node(kernel, tmp_path, Settings(mode=DesiredMode.SHARED, shares=shares)) as node:
+        await node.report_account()
+        assert capacity(node) == {}
+        (reason,) = {gpu.withheld and gpu.withheld.message for gpu in node.view.shared.gpus}
+        assert reason == "can't be limited by NVIDIA's driver, so no container with part of a GPU starts"
+        assert node.view.shared.enforcement is Enforcement.DRIVER
+        kernel.tree.place(HostPath("/sys/module/nvidia/version"), constant("615.71.09"))
+        await node.advance(70)
+        await node.report_account()
+        assert len(capacity(node)) == 2
+
+
+async def test_another_means_offers_the_units_of_a_driver_that_cant(simulated: Simulated, tmp_path: Path) -> None:
+    shares = ShareSettings(enforcement=Enforcement.DRIVER, otherwise=Enforcement.MPS)
+    settings = Settings(mode=DesiredMode.SHARED, shares=shares)
+    async with sharing_node(simulated("vm-2xV100"), tmp_path, settings) as node:
+        await node.report_account()
+        assert len(capacity(node)) == 2
+        assert node.view.shared.enforcement is Enforcement.MPS
+        assert node.view.shared.enforced_by.startswith("settings $.shares.otherwise, since NVIDIA's driver ")
+
+
 async def test_a_gpu_whose_information_cannot_be_read_is_withheld_until_it_can(
     simulated: Simulated, tmp_path: Path
 ) -> None:

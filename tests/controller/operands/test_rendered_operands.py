@@ -66,7 +66,7 @@ def test_the_mps_daemon_runs_on_labelled_nodes_and_waits_for_its_clients() -> No
     (term,) = pod.affinity.node_affinity.required.node_selector_terms
     (label,) = term.match_expressions
     assert (label.key, label.operator) == ("gpuvirt.io/shares.enforcement", "In")
-    assert label.values == ("mps", "hami-core-mps")
+    assert label.values == ("mps", "hami-core-mps", "driver-mps")
     assert daemon.spec.update_strategy.type == "OnDelete"
     assert not daemon.metadata.owner_references, "it does not end with the policy"
     container = main_of(daemon)

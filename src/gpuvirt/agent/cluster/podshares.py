@@ -26,6 +26,7 @@ from gpuvirt.kube.kinds.core import ENDED, STATIC_POD, AnyObject
 from gpuvirt.kube.resources import Collection, Resource, pods
 from gpuvirt.model.shares.annotations import (
     SHARES_ANNOTATION,
+    SOFT,
     InvalidAnnotationError,
     enforcement_of,
     pod_shares,
@@ -134,6 +135,7 @@ def pod_on_node(pod: RequestingPod, sharing: Sharing, handlers: Handlers | None)
         annotation=text,
         requires_limits=requires,
         unconfined=why_unconfined(pod, sharing, handlers),
+        soft_memory=pod.metadata.annotations.memory == SOFT,
     )
 
 

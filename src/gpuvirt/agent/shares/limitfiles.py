@@ -1,6 +1,8 @@
-"""The limits of shares: HAMi-core's library on the host with the linker's list of it, or the node's MPS daemon."""
+"""The limits of shares: HAMi-core's library, the MPS daemon, and the program that sets limits in NVIDIA's driver."""
 
+import errno
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,6 +15,7 @@ from gpuvirt.model.desired.settings import HamiCore
 from gpuvirt.model.reasons import sharing
 from gpuvirt.model.reasons.sharing import NoLimit
 from gpuvirt.model.shares.node import mps
+from gpuvirt.model.shares.node.driverlimit import PROGRAM, LimitProgram
 from gpuvirt.model.shares.node.hamicore import HEADER, LIBRARY, why_unusable
 from gpuvirt.model.shares.node.limits import LimitPaths
 from gpuvirt.model.shares.placement import GpuId
@@ -94,3 +97,55 @@ def _why_unusable(path: Path) -> str | None:
         return "not readable by all users, as whom containers run"
     with path.open("rb") as file, OWN_PROGRAM.open("rb") as program:
         return why_unusable(file.read(HEADER), program.read(HEADER))
+
+
+SOURCE = Path("/usr/local/lib/gpuvirt") / PROGRAM
+"""The program in gpuvirt's image."""
+CGROUPS = Path("/sys/fs/cgroup")
+LOADERS = (Path("/lib64/ld-linux-x86-64.so.2"), Path("/lib/ld-linux-aarch64.so.1"))
+LIBRARIES = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
+"""The C library, beside its loader, as far as the program and NVIDIA's library need it."""
+
+
+class DriverLimits:
+    """The program that sets limits in NVIDIA's driver, with its C library, in a folder that the host has, too."""
+
+    def __init__(
+        self, folder: Path, source: Path = SOURCE, cgroups: Path = CGROUPS, loaders: Sequence[Path] = LOADERS
+    ) -> None:
+        self._source = source
+        self._folder = folder
+        self._cgroups = cgroups
+        self._loaders = loaders
+        self._program: LimitProgram | None = None
+        """None before this process has compared the folder with its own files."""
+
+    def ensure(self) -> LimitProgram:
+        """Return the program, with its folder complete; raise AllocationRefusedError where it can't be."""
+        # unknown: copied again
+        if self._program is None or not all((self._folder / name).exists() for name in (PROGRAM, *LIBRARIES)):
+            try:
+                self._program = self._copied()
+            except OSError as error:
+                subject = error.filename or self._folder
+                reason = sharing.limit_not_possible(subject, NoLimit.PROGRAM, str(error))
+                raise AllocationRefusedError(reason) from error
+        return self._program
+
+    def _copied(self) -> LimitProgram:
+        """Copy what differs. A file is replaced as a whole, as a container may start by the old one meanwhile."""
+        found = (path for path in self._loaders if path.is_file())  # unknown: as a computer without one
+        if (loader := next(found, None)) is None:
+            raise FileNotFoundError(errno.ENOENT, "no loader of the GNU C library", str(self._loaders[0]))
+        loader = loader.resolve(strict=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        files = {PROGRAM: self._source, loader.name: loader, **{name: loader.with_name(name) for name in LIBRARIES}}
+        for name, source in files.items():
+            content, path = source.read_bytes(), self._folder / name
+            if not (path.is_file() and path.read_bytes() == content):  # unknown: written again
+                replace_file(path, content, durable=False, mode=0o755)
+        return LimitProgram(self._folder, loader.name, self._cgroups)
+
+
+NO_PROGRAM = DriverLimits(Path("/var/lib/gpuvirt") / PROGRAM)
+"""The `DriverLimits` of an agent that limits no shares."""

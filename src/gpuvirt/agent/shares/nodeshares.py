@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.agent.shares.limitfiles import NO_DAEMON, NO_LIBRARY, LimitFiles, MpsLimits
+from gpuvirt.agent.shares.limitfiles import NO_DAEMON, NO_LIBRARY, NO_PROGRAM, DriverLimits, LimitFiles, MpsLimits
 from gpuvirt.agent.shares.sharefiles import RecordStore, SpecFiles
 from gpuvirt.clock import Clock, Signal
 from gpuvirt.facts.ids import PodUid, ResourceName
@@ -141,10 +141,11 @@ class NodeShares(msgspec.Struct, frozen=True):
     whole: Units = WHOLE
     limit_files: LimitFiles = NO_LIBRARY
     mps: MpsLimits = NO_DAEMON
+    driver: DriverLimits = NO_PROGRAM
     pending: Cell[Mapping[PodUid, PodRecord]] = msgspec.field(default_factory=lambda: Cell({}))
     """The shares that are being given: not on disk yet."""
     used: Cell[MemoryUses] = msgspec.field(default_factory=lambda: Cell({}))
-    """The memory that containers with limits use, by their own reports."""
+    """The memory that containers with limits use, by their own reports or by NVIDIA's driver."""
     shown: Cell[tuple[PodMemory, ...]] = msgspec.field(default_factory=lambda: Cell(()))
     """The same by pod, as the node's GpuNode shows it: it follows more slowly."""
     refusals: ShareRefusals = msgspec.field(default_factory=ShareRefusals)

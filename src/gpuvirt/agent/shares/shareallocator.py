@@ -33,12 +33,14 @@ from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.node.shares import NONE_GONE, CdiReading, PodReading, gone_pods
 from gpuvirt.model.reasons import Reason, Seen, count_of, nodeproblems, notoffered, sharing
 from gpuvirt.model.reasons.notoffered import CHECKPOINT
-from gpuvirt.model.reasons.sharing import RETRIES
+from gpuvirt.model.reasons.sharing import RETRIES, NoLimit, limit_not_possible
 from gpuvirt.model.shares.demand import ContainerName, Units
 from gpuvirt.model.shares.node import sharespec
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode, choose, why_refused
+from gpuvirt.model.shares.node.driverlimit import LIBRARY as NVML
+from gpuvirt.model.shares.node.driverlimit import library_in
 from gpuvirt.model.shares.node.limits import NO_PATHS, LimitPaths, with_limits
-from gpuvirt.model.shares.node.nvidiacdi import FOLDERS, NoCdiDeviceError, NvidiaGpu, container_edits
+from gpuvirt.model.shares.node.nvidiacdi import FOLDERS, Fields, NoCdiDeviceError, NvidiaGpu, container_edits
 from gpuvirt.model.shares.node.records import ContainerRecord, KeptShare, PodRecord, ShareRecords, record_of
 
 log = logging.getLogger(__name__)
@@ -99,7 +101,7 @@ class GpuChoice:
             if found is None:
                 raise AllocationRefusedError(closed or shares.state.get().closed_by or self._no_room(pod, node))
             new = record_of(pod.namespace, pod.name, pod.demand, found.containers)
-            record = with_limits(new, node, requires=pod.requires_limits)
+            record = with_limits(new, node, requires=pod.requires_limits, soft=pod.soft_memory)
             if isinstance(record, Reason):
                 raise AllocationRefusedError(record)
             if pod.unconfined is not None:
@@ -396,7 +398,7 @@ class ShareAllocator:
 
         def write() -> None:
             edits = container_edits(files.nvidia_specs(), gpus)
-            paths = self._limit_paths(share)
+            paths = self._limit_paths(share, edits.fields)
             files.write(nonce, sharespec.spec(nonce, allocation.pod, allocation.container, pod, edits, paths))
 
         try:
@@ -410,15 +412,20 @@ class ShareAllocator:
             path = files.folder / sharespec.file_name(nonce)
             raise AllocationRefusedError(nodeproblems.cdi_not_written(path, str(error), is_share=True)) from error
 
-    def _limit_paths(self, share: ContainerRecord) -> LimitPaths:
-        """Return the mounts of a container with a limit; raise AllocationRefusedError if it would have no effect."""
+    def _limit_paths(self, share: ContainerRecord, edits: Fields) -> LimitPaths:
+        """Return what the limit of a container needs; raise AllocationRefusedError if it would have no effect."""
         if share.limit is None:
             return NO_PATHS
-        by, paths = share.limit.by, NO_PATHS
+        by, paths, gpu = share.limit.by, NO_PATHS, next(iter(share.gpus))
         if by.has_library:
             paths = self._shares.limit_files.ensure()
         if by.has_daemon:
-            paths = replace(paths, pipes=self._shares.mps.ensure(next(iter(share.gpus))))
+            paths = replace(paths, pipes=self._shares.mps.ensure(gpu))
+        if by.has_driver:
+            nvml = library_in(edits)
+            if nvml is None:
+                raise AllocationRefusedError(limit_not_possible(gpu, NoLimit.NVML, f"no mount of {NVML}*"))
+            paths = replace(paths, program=self._shares.driver.ensure(), nvml=nvml)
         return paths
 
     async def _in_worker(self, job: Callable[[], T]) -> T:

@@ -202,6 +202,8 @@ def _limits_of(policy: ShareLimits) -> dict[str, plain.Plain]:
     values: dict[str, plain.Plain] = {}
     if policy.enforcement not in {None, Enforcement.NONE}:
         values["enforcement"] = str(policy.enforcement)
+    if policy.otherwise is not None:
+        values["otherwise"] = str(policy.otherwise)
     if policy.hami_core.library not in {"", HamiCore().library}:
         values["hami_core"] = {"library": policy.hami_core.library}
     if policy.gpu_memory_mib:

@@ -73,7 +73,7 @@ ACTED_ON: Mapping[str, str] = {
     "sandboxDevicePlugin": "enabled requireReset graceWithoutDriver vfioNodes resourcesWithoutGpus"
     " imagePullSecrets resources hostNetwork",
     "sandboxDevicePlugin.onDemand": "names prefix types idleCount sizes",
-    "sandboxDevicePlugin.shares": "enforcement gpuMemoryMib",
+    "sandboxDevicePlugin.shares": "enforcement otherwise gpuMemoryMib",
     "sandboxDevicePlugin.shares.hamiCore": "library",
     "sandboxDevicePlugin.shares.mps": "enabled",
     "validator": "enabled imagePullSecrets resources hostNetwork",

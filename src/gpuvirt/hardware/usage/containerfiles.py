@@ -32,8 +32,10 @@ _ALL_PODS = "/kubepods"
 _ANY = r"[^/\s]+"
 
 
-def read_containers(kernel: Kernel, pods: Collection[PodUid], folder: HostPath) -> Mapping[ContainerOfPod, int]:
-    """Return a process of each container of these pods that has a tmpfs at `folder`; raise OSError."""
+def read_containers(
+    kernel: Kernel, pods: Collection[PodUid], folder: HostPath | None = None
+) -> Mapping[ContainerOfPod, int]:
+    """Return a process of each container of these pods, or of those that have a tmpfs at `folder`; raise OSError."""
     by_name = group_names(pods)
     found: dict[ContainerOfPod, int] = {}
     seen: set[str] = set()
@@ -45,7 +47,7 @@ def read_containers(kernel: Kernel, pods: Collection[PodUid], folder: HostPath) 
         seen.add(namespace)
         lines = mounts(kernel, pid)
         container = re.search(rf"/pods/({re.escape(uid) if uid is not None else _ANY})/containers/({_ANY})/", lines)
-        if container is not None and container[1] in pods and _has_tmpfs(lines, folder):
+        if container is not None and container[1] in pods and (folder is None or _has_tmpfs(lines, folder)):
             found.setdefault((PodUid(container[1]), container[2]), pid)
     return found
 

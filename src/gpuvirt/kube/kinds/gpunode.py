@@ -145,8 +145,9 @@ class DesiredShares(Part, frozen=True, kw_only=True):
             description="The enforcement of shares in the containers of new pods. none: shares are accounting."
             " hami-core: the library limits memory and compute time of a container. mps: NVIDIA's daemon limits memory"
             " and threads of each process. hami-core-mps: the library limits memory, and the daemon threads."
-            " If unset: the node's label"
-            " gpuvirt.io/shares.enforcement, else the ClusterPolicy or the agent's settings."
+            " driver: NVIDIA's driver, from release 615 on, limits memory. driver-mps: the driver limits memory, and"
+            " the daemon threads. If unset: the node's label gpuvirt.io/shares.enforcement, else the ClusterPolicy or"
+            " the agent's settings."
         ),
     ] = None
 

@@ -137,7 +137,7 @@ class HamiCoreLibrary(Part, frozen=True, kw_only=True):
 
 
 class MpsDaemon(Part, frozen=True, kw_only=True):
-    """NVIDIA's MPS daemon on the nodes with the label gpuvirt.io/shares.enforcement: mps, or hami-core-mps."""
+    """NVIDIA's MPS daemon on the nodes whose label gpuvirt.io/shares.enforcement names mps."""
 
     enabled: Annotated[bool | None, Meta(description="Whether gpuvirt runs the daemon. If unset: false.")] = None
 
@@ -150,7 +150,15 @@ class ShareLimits(Part, frozen=True, kw_only=True):
         Meta(
             description="none: shares are accounting. hami-core: the library limits memory and compute time of the"
             " containers of new pods. mps: NVIDIA's daemon limits memory and threads of each process."
-            " hami-core-mps: the library limits memory, and the daemon threads. If unset: none."
+            " hami-core-mps: the library limits memory, and the daemon threads. driver: NVIDIA's driver, from release"
+            " 615 on, limits memory. driver-mps: the driver limits memory, and the daemon threads. If unset: none."
+        ),
+    ] = None
+    otherwise: Annotated[
+        Enforcement | None,
+        Meta(
+            description="The enforcement of a node for which driver or driver-mps is set, and whose driver can't limit"
+            " memory. If unset, such a node offers no units."
         ),
     ] = None
     hami_core: HamiCoreLibrary = HamiCoreLibrary()

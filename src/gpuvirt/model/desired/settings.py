@@ -82,6 +82,10 @@ class Enforcement(StrEnum):
     """NVIDIA's Multi-Process Service, a daemon of the node: it limits memory and threads of each process."""
     HAMI_CORE_MPS = "hami-core-mps"
     """Both: the library limits the memory of a container, and the daemon the threads of its processes."""
+    DRIVER = "driver"
+    """NVIDIA's driver, from release 615 on: it limits the memory of a container's cgroup."""
+    DRIVER_MPS = "driver-mps"
+    """Both: the driver limits the memory of a container, and the daemon the threads of its processes."""
 
     @property
     def has_library(self) -> bool:
@@ -91,7 +95,12 @@ class Enforcement(StrEnum):
     @property
     def has_daemon(self) -> bool:
         """Whether the processes of containers are clients of the MPS daemon."""
-        return self in {Enforcement.MPS, Enforcement.HAMI_CORE_MPS}
+        return self in {Enforcement.MPS, Enforcement.HAMI_CORE_MPS, Enforcement.DRIVER_MPS}
+
+    @property
+    def has_driver(self) -> bool:
+        """Whether NVIDIA's driver limits the memory of containers."""
+        return self in {Enforcement.DRIVER, Enforcement.DRIVER_MPS}
 
     @property
     def is_limit(self) -> bool:
@@ -116,7 +125,11 @@ class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     vgpu_type_labels: tuple[str, ...] = ("vgpu.type",)
     """The node labels with the vGPU type: `vgpu.type=v100-8q-8GB`. An empty list: no labels."""
     enforcement: Enforcement = Enforcement.NONE
-    """The enforcement of shares in the containers of new pods: `none`, `hami-core`, `mps` or `hami-core-mps`."""
+    """The enforcement of shares in the containers of new pods: `none`, `hami-core`, `mps`, `hami-core-mps`, `driver` or
+    `driver-mps`."""
+    otherwise: Enforcement | None = None
+    """The enforcement where `driver` or `driver-mps` is asked for and the node's driver can't limit memory. Without it,
+    such a node offers no units."""
     hami_core: HamiCore = HamiCore()
     """The library of HAMi-core, for `hami-core`."""
     gpu_memory_mib: dict[str, Annotated[int, Meta(ge=1)]] = {}

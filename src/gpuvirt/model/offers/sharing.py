@@ -25,6 +25,7 @@ from gpuvirt.model.reasons import Reason, ReasonCode, Seen, count_of, notoffered
 from gpuvirt.model.reasons.nodeproblems import not_answered
 from gpuvirt.model.reasons.sharing import NoLimit, limit_not_possible
 from gpuvirt.model.shares.demand import Units
+from gpuvirt.model.shares.node import driverlimit
 from gpuvirt.model.shares.otherplugins import OtherPlugins, why_given_elsewhere
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.sharedgpus import (
@@ -74,7 +75,8 @@ class ShareInputs(msgspec.Struct, frozen=True):
 
 def share_gpus(inventory: Inventory, inputs: ShareInputs, before: HealthVerdict, now_s: float) -> SharedOffer:
     """Return the shared GPUs of a node; `before` is the last verdict on their health."""
-    modes, settings, plugins, limits = inputs.modes, inputs.settings, inputs.plugins, inputs.enforcement
+    modes, settings, plugins = inputs.modes, inputs.settings, inputs.plugins
+    limits, unlimited = driverlimit.effective(inputs.enforcement, settings.otherwise, inventory.facts.platform)
     resource, whole = ResourceName(settings.resource), Units(settings.units)
     shared = [address for address in inventory.gpus if modes.of(address) is DesiredMode.SHARED]
     verdict = judge(
@@ -89,6 +91,7 @@ def share_gpus(inventory: Inventory, inputs: ShareInputs, before: HealthVerdict,
             found = _with_memory(inventory, found, settings, limits.value, memory_mib)
         against = verdict.health(_key(resource, address)).against
         withheld = found.withheld or _why_for_vms(inventory, address)
+        withheld = withheld or (limit_not_possible(address, NoLimit.DRIVER, unlimited) if unlimited else None)
         withheld = withheld or _why_changing(inputs, address) or elsewhere.get(address)
         withheld = withheld or (against[0] if against else None)
         if withheld is None and isinstance(plugins, Unknown):

@@ -110,6 +110,18 @@ class NoLimit(Enum):
         "has no MPS daemon that answers",
         "set sandboxDevicePlugin.shares.mps.enabled; kubectl get pods -A -l app=gpuvirt-mps -o wide shows its pods",
     )
+    DRIVER = (
+        "can't be limited by NVIDIA's driver",
+        "use driver 615 or newer on a node with cgroup v2, or set shares.otherwise, or another shares.enforcement",
+    )
+    PROGRAM = (
+        "is not there, by which limits are set in NVIDIA's driver",
+        "run the agent from gpuvirt's image; on a host without it, compile the program (docs/sharing.md)",
+    )
+    NVML = (
+        "has no libnvidia-ml.so in NVIDIA's CDI spec, by which limits are set in the driver",
+        f"write the spec again: {GENERATE}",
+    )
     CLIENTS = (
         "is used by as many processes as MPS serves",
         "wait until a process has ended; use fewer processes for each container",

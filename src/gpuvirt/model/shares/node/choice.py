@@ -47,6 +47,8 @@ class PodOnNode(msgspec.Struct, frozen=True):
     """Whether its containers may start only with limits of their parts of GPUs."""
     unconfined: Reason | None = None
     """Why no limit can hold in it, where it requires limits."""
+    soft_memory: bool = False
+    """Whether its containers may use more memory than their shares while it is free, where MPS can take it back."""
 
 
 class NodeSharing(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
-"""The limit of a share: its size, and the mounts and variables that enforce it in a container."""
+"""The limit of a share: its size, and the mounts, variables and hooks that enforce it in a container."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -8,11 +8,13 @@ from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, sharing
 from gpuvirt.model.reasons.sharing import NoLimit
 from gpuvirt.model.shares.demand import ContainerName, Units
-from gpuvirt.model.shares.node import hamicore, mps
+from gpuvirt.model.shares.node import driverlimit, hamicore, mps
 from gpuvirt.model.shares.node.choice import NodeSharing
+from gpuvirt.model.shares.node.driverlimit import LimitProgram
 from gpuvirt.model.shares.node.nvidiacdi import Fields
 from gpuvirt.model.shares.node.records import ContainerRecord, PodRecord, ShareLimit
 from gpuvirt.model.shares.placement import GpuId
+from gpuvirt.plain import Plain
 
 VARIABLES = hamicore.VARIABLES | mps.VARIABLES
 """The names of the variables by which limits hold."""
@@ -27,20 +29,31 @@ class LimitPaths(msgspec.Struct, frozen=True):
     """The dynamic linker's list with the library."""
     pipes: str = ""
     """The folder with the sockets of the MPS daemon."""
+    program: LimitProgram | None = None
+    """The program that sets the limit in NVIDIA's driver."""
+    nvml: str = ""
+    """The driver's library, by which the program sets it."""
 
 
 NO_PATHS = LimitPaths()
 
 
-def limit_of(units: Units, gpu_units: Units, memory_mib: int, by: Enforcement = Enforcement.HAMI_CORE) -> ShareLimit:
-    """Return the limit of a container with some of a GPU's units; 0 would mean no limit, so it is at least 1."""
-    return ShareLimit(max(units * memory_mib // gpu_units, 1), max(units * 100 // gpu_units, 1), by)
+def limit_of(
+    units: Units, gpu_units: Units, memory_mib: int, by: Enforcement = Enforcement.HAMI_CORE, *, soft: bool = False
+) -> ShareLimit:
+    """Return the limit of a container with some of a GPU's units; 0 would mean no limit, so it is at least 1.
+
+    Only MPS takes memory back that a container uses beyond a soft limit; without it, others would lack their own.
+    """
+    memory, compute = units * memory_mib // gpu_units, units * 100 // gpu_units
+    return ShareLimit(max(memory, 1), max(compute, 1), by, soft and by is Enforcement.DRIVER_MPS)
 
 
-def with_limits(pod: PodRecord, node: NodeSharing, *, requires: bool = False) -> PodRecord | Reason:
+def with_limits(pod: PodRecord, node: NodeSharing, *, requires: bool = False, soft: bool = False) -> PodRecord | Reason:
     """Return the record of a new pod with a limit for each container that has a part of a GPU, or why that can't be.
 
     Nobody else has a share of the GPUs of a container that has whole ones. `requires`: the pod asks for limits.
+    `soft`: it asks for soft ones.
     """
     if not node.enforcement.is_limit:
         return (
@@ -64,7 +77,7 @@ def with_limits(pod: PodRecord, node: NodeSharing, *, requires: bool = False) ->
         (gpu,) = share.gpus
         if gpu not in node.memory_mib:
             return sharing.limit_not_possible(gpu, NoLimit.MEMORY, "no shares.gpu_memory_mib")
-        limit = limit_of(share.units, node.capacity[gpu], node.memory_mib[gpu], node.enforcement)
+        limit = limit_of(share.units, node.capacity[gpu], node.memory_mib[gpu], node.enforcement, soft=soft)
         limited[name] = msgspec.structs.replace(share, limit=limit)
     return msgspec.structs.replace(pod, containers=limited)
 
@@ -79,9 +92,15 @@ def variables(limit: ShareLimit, gpu: GpuId) -> Mapping[str, str]:
     return found
 
 
-def with_mounts(edits: Fields, limit: ShareLimit, paths: LimitPaths) -> Fields:
-    """Return the edits of a container's CDI device with the mounts of its limit."""
-    theirs = edits.get("mounts")
+def with_limit(edits: Fields, limit: ShareLimit, gpu: GpuId, paths: LimitPaths) -> Fields:
+    """Return the edits of a container's CDI device with the mounts and the hook of its limit on a GPU."""
     library = hamicore.mounts(paths.library, paths.preload) if limit.by.has_library else ()
     daemon = mps.mounts(paths.pipes) if limit.by.has_daemon else ()
-    return {**edits, "mounts": [*(theirs if isinstance(theirs, list) else ()), *library, *daemon]}
+    program = paths.program
+    hooks = driverlimit.hooks(limit, gpu, program, paths.nvml) if limit.by.has_driver and program is not None else ()
+    return {**edits, **_added(edits, "mounts", (*library, *daemon)), **_added(edits, "hooks", hooks)}
+
+
+def _added(edits: Fields, name: str, ours: Sequence[Plain]) -> Fields:
+    theirs = edits.get(name)
+    return {name: [*(theirs if isinstance(theirs, list) else ()), *ours]} if ours else {}

@@ -29,38 +29,38 @@ MOST_BYTES = 1 << 50
 """More than any GPU has: a sum above it is no answer."""
 
 
-class UnreadableRegion(msgspec.Struct, frozen=True):
-    """A region that tells nothing, with the reason."""
+class UnreadableUse(msgspec.Struct, frozen=True):
+    """A use of memory that can't be read, with the reason."""
 
     why: str
 
 
-MemoryUses = Mapping[tuple[PodUid, str], int | UnreadableRegion]
+MemoryUses = Mapping[tuple[PodUid, str], int | UnreadableUse]
 """The bytes that each container uses, by its pod and its name. A container without an entry has no region: no process
-of it has used the GPU by the library yet, or it is unknown."""
+of it has used the GPU by HAMi-core's library yet, or it is unknown."""
 
 
-def count_of_slots(header: bytes, count: bytes) -> int | UnreadableRegion:
+def count_of_slots(header: bytes, count: bytes) -> int | UnreadableUse:
     """Return how many slots have to be read, from the beginning of the region and the four bytes at `COUNT_AT`."""
     if len(header) < HEADER_BYTES or len(count) < _COUNT.size:
-        return UnreadableRegion("is shorter than HAMi-core's region")
+        return UnreadableUse("its region is shorter than HAMi-core's region")
     magic, major, minor = _HEADER.unpack_from(header)
     if magic != MAGIC:
-        return UnreadableRegion("is not initialised by HAMi-core")
+        return UnreadableUse("its region is not initialised by HAMi-core")
     if (major, minor) != VERSION:
-        return UnreadableRegion(f"has version {major}.{minor}; expected {VERSION[0]}.{VERSION[1]} of HAMi-core")
+        return UnreadableUse(f"its region has version {major}.{minor}; expected {VERSION[0]}.{VERSION[1]} of HAMi-core")
     (number,) = _COUNT.unpack_from(count)
     if not 0 <= number <= SLOTS:
-        return UnreadableRegion(f"has {number} processes; expected at most {SLOTS}")
+        return UnreadableUse(f"its region has {number} processes; expected at most {SLOTS}")
     return int(number)
 
 
-def used_bytes(slots: bytes) -> int | UnreadableRegion:
+def used_bytes(slots: bytes) -> int | UnreadableUse:
     """Return the memory that the processes of these slots use together; a container with a limit has one GPU."""
     used = 0  # a slot that is free has 0
     for at in range(0, len(slots) - SLOT_BYTES + 1, SLOT_BYTES):
         used += _TOTAL.unpack_from(slots, at + _TOTAL_AT)[0]
-    return used if used <= MOST_BYTES else UnreadableRegion("counts more memory than a GPU has")
+    return used if used <= MOST_BYTES else UnreadableUse("its region counts more memory than a GPU has")
 
 
 _MIB = 1 << 20

@@ -43,11 +43,11 @@ class MpsDaemonState(msgspec.Struct, frozen=True):
 
 
 def variables(limit: ShareLimit, gpu: GpuId) -> Mapping[str, str]:
-    """Return the variables of a container with a limit; HAMi-core's limit of memory is one for all its processes.
+    """Return the variables of a container with a limit; HAMi-core and the driver limit its processes together.
 
     The UUID names the GPU, since variables of a pod can change the order of indices.
     """
-    memory = {} if limit.by.has_library else {MEMORY: f"{gpu}={limit.memory_mib}M"}
+    memory = {} if limit.by.has_library or limit.by.has_driver else {MEMORY: f"{gpu}={limit.memory_mib}M"}
     return {PIPE_DIRECTORY: PIPES, THREADS: str(limit.compute_percent), **memory}
 
 

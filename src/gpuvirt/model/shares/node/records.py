@@ -97,6 +97,8 @@ class ShareLimit(msgspec.Struct, frozen=True):
     compute_percent: int
     by: Enforcement = Enforcement.HAMI_CORE
     """The enforcement of the limit; a record of a version before MPS does not have it."""
+    is_soft: bool = False
+    """Whether the container may use more memory while it is free."""
 
 
 class ContainerRecord(msgspec.Struct, frozen=True):

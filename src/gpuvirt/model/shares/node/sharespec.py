@@ -13,7 +13,7 @@ from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.model.shares.demand import ContainerName
-from gpuvirt.model.shares.node.limits import NO_PATHS, LimitPaths, variables, with_mounts
+from gpuvirt.model.shares.node.limits import NO_PATHS, LimitPaths, variables, with_limit
 from gpuvirt.model.shares.node.nvidiacdi import VISIBLE, Edits, Fields, later
 from gpuvirt.model.shares.node.records import PodRecord, ShareRecords
 from gpuvirt.plain import Plain
@@ -82,7 +82,7 @@ def spec(
     if share.limit is not None:
         (gpu,) = share.gpus
         own |= variables(share.limit, gpu)
-        fields = with_mounts(fields, share.limit, paths)
+        fields = with_limit(fields, share.limit, gpu, paths)
     device: Fields = {
         "name": nonce,
         "annotations": {RECORD: msgspec.json.encode(SpecOwner(uid, container, pod)).decode()},
