@@ -55,6 +55,7 @@ CHECKS: tuple[Check, ...] = (
     Check(Area.KUBELET, kubelet.policies),
     Check(Area.KUBELET, kubelet.vms_near_gpus, for_vms=True),
     Check(Area.RUNTIME, runtime.container_cdi),
+    Check(Area.RUNTIME, runtime.share_limits),
     Check(Area.RUNTIME, kata.kata_cdi_specs),
     Check(Area.RUNTIME, kata.kata_settings, for_vms=True),
     Check(Area.RUNTIME, kata.kata_handler, for_vms=True),

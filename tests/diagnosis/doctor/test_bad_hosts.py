@@ -9,7 +9,7 @@ from gpuvirt.diagnosis.findings import Finding, Report, of_reason
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.desired.settings import CdiUse, Settings
+from gpuvirt.model.desired.settings import CdiUse, Enforcement, Settings, ShareSettings
 from gpuvirt.model.reasons import FindingCode, Link, Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt_sim.devices.platform import PlatformSpec
@@ -136,6 +136,35 @@ def test_gpus_in_mode_shared_need_the_runtimes_cdi() -> None:
     assert FindingCode.CDI_OFF not in codes(examine(on, settings=SHARED))
 
 
+@pytest.mark.parametrize(
+    ("version", "shares", "level", "text"),
+    [
+        ("615.71.09", ShareSettings(enforcement=Enforcement.DRIVER), Level.OK, "are limited by driver"),
+        (
+            "580.159.04",
+            ShareSettings(enforcement=Enforcement.DRIVER),
+            Level.ERROR,
+            "can't be limited by NVIDIA's driver",
+        ),
+        (
+            "580.159.04",
+            ShareSettings(enforcement=Enforcement.DRIVER_MPS, otherwise=Enforcement.MPS),
+            Level.OK,
+            "are limited by mps",
+        ),
+        ("580.159.04", ShareSettings(enforcement=Enforcement.MPS), None, ""),
+    ],
+)
+def test_a_driver_limits_shares_or_doctor_says_why_not(
+    version: str, shares: ShareSettings, level: Level | None, text: str
+) -> None:
+    kernel = host(PlatformSpec(nvidia_version=version, modules=("nvidia", "vfio_pci")))
+    report = examine(kernel, settings=Settings(mode=DesiredMode.SHARED, shares=shares))
+    limits = next(result.findings for result in report.results if result.check == "share_limits")
+    assert [finding.level for finding in limits] == ([level] if level is not None else [])
+    assert all(finding.message.startswith(text) for finding in limits)
+
+
 def test_every_check_has_a_host_with_a_finding() -> None:
     """Faults of the kubelet, of Kata and of KubeVirt are in files of their own."""
     reported = {
@@ -144,7 +173,7 @@ def test_every_check_has_a_host_with_a_finding() -> None:
         for result in examine(bad.build()).results
         if any(finding.level is not Level.OK for finding in result.findings)
     }
-    reported |= {"container_cdi", "listening", "registration", "exclusion", "counted", "policies"}
+    reported |= {"share_limits", "container_cdi", "listening", "registration", "exclusion", "counted", "policies"}
     reported |= {"kata_cdi_specs", "kata_settings", "kata_handler", "kata_devices", "kata_nodes"}
     reported |= {"permitted_names", "near_misses", "mediated_devices", "feature_gates", "iommufd"}
     assert {check.name for check in CHECKS} == reported

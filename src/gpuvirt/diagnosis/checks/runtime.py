@@ -5,13 +5,16 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from gpuvirt.diagnosis.evidence import Evidence
-from gpuvirt.diagnosis.findings import Finding, fine, problem, unread
+from gpuvirt.diagnosis.findings import Finding, fine, of_reason, problem, unread
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.platform import Attribute
 from gpuvirt.facts.runtimes import CDI_KEYS, CDI_TABLES, Runtime, cdi_tables, parse_toml
+from gpuvirt.model.desired.enforcement import of_settings
 from gpuvirt.model.desired.settings import CdiUse
 from gpuvirt.model.reasons import FindingCode, Seen
 from gpuvirt.model.reasons.codes import Level
+from gpuvirt.model.reasons.sharing import NoLimit, limit_not_possible
+from gpuvirt.model.shares.node import driverlimit
 
 OUR_FOLDERS = frozenset({"/run/cdi", "/var/run/cdi"})
 """The folder of gpuvirt's CDI specs by both of its names; `/var/run` is a link to `/run`."""
@@ -54,6 +57,20 @@ def container_cdi(evidence: Evidence) -> Iterator[Finding]:
             yield from unknown
         else:
             yield from _of_runtime(evidence, runtime)
+
+
+def share_limits(evidence: Evidence) -> Iterator[Finding]:
+    """Without an agent, whose reasons each shared GPU has: NVIDIA's driver limits shares where the settings ask it."""
+    settings = evidence.settings
+    if not evidence.shares_gpus or not settings.shares.enforcement.has_driver or evidence.view.agent is not None:
+        return
+    platform = evidence.inventory.facts.platform
+    found, unlimited = driverlimit.effective(of_settings(settings), settings.shares.otherwise, platform)
+    if unlimited is not None:
+        reason = limit_not_possible("the memory of shared GPUs", NoLimit.DRIVER, unlimited)
+        yield of_reason(reason, Level.ERROR)
+    elif found is not None:
+        yield fine("the shares of GPUs", f"are limited by {found.value}", Seen("", found.source.where))
 
 
 def _unreadable_files(runtime: Runtime) -> Iterator[Finding]:
