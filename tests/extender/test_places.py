@@ -529,6 +529,21 @@ def of_group(content: Object) -> Object:
     return {**content, "spec": {**spec, "schedulingGroup": {"podGroupName": "g"}}}
 
 
+async def test_a_late_request_for_a_pod_of_a_group_takes_no_place_of_the_group(played: Played) -> None:
+    """Seen where the computer was busy: two pods of a group got the same units, and one of them was bound alone."""
+    first, other = (of_group(unschedulable(pod(name, 1000))) for name in ("first", "other"))
+    played.filter(pod("alone", 1000), "n")
+    assert played.filter(first, "n") == ["n"]
+    assert played.filter(other, "n") == []
+    assert played.filter(first, "n") == ["n"]
+    await played.clock.advance(0.06)
+    played.places.expire(decoded_pod(other))
+    assert played.filter(other, "n") == []
+    await played.clock.advance(0.06)
+    played.places.expire(decoded_pod(pod("small", 100)))
+    assert played.nodes == {"uid-alone": "n"}, "kube-scheduler asks for another pod when it has left the group"
+
+
 async def test_a_group_of_which_a_pod_was_refused_leaves_its_places_at_once(played: Played) -> None:
     """kube-scheduler tries such a group again and again, and reports no failure with the same text twice."""
     first, other = (of_group(unschedulable(pod(name, 1000))) for name in ("first", "other"))

@@ -351,7 +351,7 @@ class Extender:
         if (left_s := self._places.failing_for_s(pod)) > 0:
             await self._clock.sleep(left_s + self._intervals.look_s)
         with self._waking():
-            self._places.expire()
+            self._places.expire(pod)
         rows, kept = index.rows_for(pod), kept_texts(index.nominated_for(pod), index.waiting_beside(pod))
         found = await result(filtering(asked, rows, sharing, limiting, steps, kept), steps)
         name_upgrades(found.failed_and_unresolvable_nodes, index.upgrading)

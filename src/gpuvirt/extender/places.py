@@ -161,10 +161,16 @@ class Places:
             if (place := self._index.granted.get((pod := delta.objects[key]).uid)) is not None:
                 self._follow(pod, place)
 
-    def expire(self) -> None:
-        """Free the places whose time is over."""
-        now_s = self._clock.monotonic_s()
-        for place in [place for place in self._index.granted.values() if self._until_s(place) <= now_s]:
+    def expire(self, asked: SharingPod | None = None) -> None:
+        """Free the places whose time is over; `asked`: the pod for which filter is asked now.
+
+        The other pods of its group keep their places, however late it is asked for: else two of them could get the same
+        units, and one of them be bound alone.
+        """
+        now_s, group = self._clock.monotonic_s(), asked.group if asked is not None else None
+        places = tuple(self._index.granted.values())
+        ended = [place for place in places if self._until_s(place, is_asked=place.pod.group == group) <= now_s]
+        for place in ended:
             waited_s = now_s - place.since_s
             text = "pod %s has waited %.1f s to be bound to node %s; its units are free for other pods"
             log.info(text, place.pod.where, waited_s, place.node)
@@ -172,13 +178,13 @@ class Places:
         keys = {place.pod.group for place in self._index.granted.values()}
         self._groups = {key: group for key, group in self._groups.items() if key in keys or key == self._current}
 
-    def _until_s(self, place: GrantedPlace) -> float:
-        """Return the monotonic time at which a place is given up."""
+    def _until_s(self, place: GrantedPlace, *, is_asked: bool = False) -> float:
+        """Return the monotonic time at which a place is given up; `is_asked`: filter is asked for pods of its group."""
         intervals, since_s, limit_s = self._intervals, place.since_s, self._intervals.place_s
         if not place.nominated:
             group = self._groups.get(place.pod.group)
             if group is not None:
-                is_failing = group.refused or place.again
+                is_failing = (group.refused or place.again) and not is_asked
                 since_s, limit_s = group.asked_s, intervals.failing_group_s if is_failing else intervals.unreported_s
             elif place.pod.status.conditions:
                 limit_s = intervals.unreported_s if place.again else intervals.retried_s
