@@ -18,6 +18,7 @@ from gpuvirt.agent.shares.memoryuse import DriverReader
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.hardware.access.kernel import RealKernel
 from gpuvirt.model.shares.node.driverlimit import LimitProgram
+from gpuvirt.model.shares.node.nvidiacdi import Fields
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.paths import HostRoots
 from tests.cluster.clusterlab import LabNode
@@ -42,10 +43,16 @@ def answering(driver: Driver) -> Iterator[Driver]:
     (driver.folder / "answer").unlink(missing_ok=True)
 
 
+def installed(driver: Driver, folder: Path) -> LimitProgram:
+    """Return the program with its C library in a folder."""
+    edits: Fields = {"mounts": [{"hostPath": str(driver.library)}]}
+    return DriverLimits(folder / "memory-limit", driver.program, cgroups()).ensure(A, edits)
+
+
 @pytest.fixture
 def program(driver: Driver, tmp_path: Path) -> LimitProgram:
     """The program with its C library in a folder."""
-    return DriverLimits(tmp_path / "memory-limit", driver.program, cgroups()).ensure()
+    return installed(driver, tmp_path)
 
 
 @pytest.fixture
@@ -64,7 +71,7 @@ def hooked(
     program: LimitProgram, library: Path, state: str, hard: str = str(LIMIT), gpu: str = A
 ) -> "subprocess.CompletedProcess[str]":
     """Run the hook as a runtime does."""
-    command = program.command("set", str(library), gpu, str(LIMIT), hard)
+    command = replace(program, library=str(library)).command("set", gpu, str(LIMIT), hard)
     return subprocess.run(command, input=state, env={}, capture_output=True, text=True, timeout=30, check=False)
 
 
@@ -77,7 +84,7 @@ def test_the_limit_is_set_and_read_back(
         assert (done.returncode, done.stderr) == (0, "")
     (file,) = answering.folder.glob(f"{A}@*gpuvirt-{os.getpid()}")
     assert [int(text) for text in file.read_text().split()] == [LIMIT, (1 << 64) - 1, 0]
-    got = program.command("get", str(answering.library), A, f"/gpuvirt-{os.getpid()}", B, "/nowhere")
+    got = program.command("get", A, f"/gpuvirt-{os.getpid()}", B, "/nowhere")
     assert subprocess.check_output(got, text=True) == "0\n? Not Supported\n"
 
 
@@ -167,9 +174,9 @@ def test_containers_have_the_limits_of_their_shares(node: LabNode, answering: Dr
             assert (len(given), end) == (2, "end")
             assert printed("p", "other") == ["given 3200 MiB", "end"]
             uid = PodUid(shared.metadata("p").uid)
-            program = DriverLimits(tmp_path / "memory-limit", driver.program, cgroups()).ensure()
+            program = installed(driver, tmp_path)
             kernel = RealKernel(HostRoots.under(Path("/")))
-            reader = DriverReader(kernel, lambda _: (program, str(driver.library)), Path("/"))
+            reader = DriverReader(kernel, lambda _: program, Path("/"))
             assert reader.read({(uid, "main"): GpuId(A), (uid, "other"): GpuId(B), (uid, "first"): GpuId(A)}) == {
                 (uid, "main"): 4900 << 20,
                 (uid, "other"): 3200 << 20,

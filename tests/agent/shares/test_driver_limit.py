@@ -27,6 +27,7 @@ from gpuvirt.model.shares.node import driverlimit
 from gpuvirt.model.shares.node.driverlimit import LimitProgram, effective, library_in, why_not
 from gpuvirt.model.shares.node.limits import limit_of
 from gpuvirt.model.shares.node.memoryregion import MemoryUses, UnreadableUse
+from gpuvirt.model.shares.node.nvidiacdi import Fields
 from gpuvirt.paths import HostPath
 from gpuvirt.plain import Plain
 from gpuvirt_sim.files.tree import constant
@@ -41,6 +42,7 @@ NEW = Platform(nvidia_version="615.71.09", cgroup_v2=True)
 OLD = Platform(nvidia_version="580.159.04", cgroup_v2=True)
 NVML = "/run/nvidia/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.615.71.09"
 MIB = 1 << 20
+EDITS: Fields = {"mounts": [{"hostPath": NVML}]}
 
 
 @pytest.mark.parametrize(
@@ -151,11 +153,11 @@ async def test_another_version_of_the_program_replaces_it_when_the_agent_starts(
         (short_path / "memory-limit-of-image").write_bytes(b"PROGRAM")
         program = DriverLimits(short_path / "memory-limit", short_path / "memory-limit-of-image")
         before = (short_path / "memory-limit/libc.so.6").stat().st_ino
-        program.ensure()
+        program.ensure(A, EDITS)
         assert (short_path / "memory-limit/memory-limit").read_bytes() == b"PROGRAM"
         assert (short_path / "memory-limit/libc.so.6").stat().st_ino == before
         (short_path / "memory-limit/memory-limit").unlink()
-        program.ensure()
+        program.ensure(A, EDITS)
         assert (short_path / "memory-limit/memory-limit").exists(), "a user has tidied up"
 
 
@@ -180,7 +182,7 @@ async def test_no_container_starts_without_program_or_library(short_path: Path) 
 def test_a_computer_without_the_gnu_c_library_has_no_program(tmp_path: Path) -> None:
     program = DriverLimits(tmp_path / "x", Path(__file__), loaders=[tmp_path / "ld.so"])
     with pytest.raises(AllocationRefusedError, match=r"ld\.so is not there, .* no loader of the GNU C library"):
-        program.ensure()
+        program.ensure(A, EDITS)
 
 
 async def test_a_soft_limit_is_memory_that_a_container_has_in_any_case(short_path: Path) -> None:
@@ -195,8 +197,8 @@ async def test_a_soft_limit_is_memory_that_a_container_has_in_any_case(short_pat
         (container,) = record.containers.values()
         assert container.limit is not None
         assert container.limit.is_soft
-        program = LimitProgram(Path("/f"), "ld.so", Path("/c"))
-        (hook,) = driverlimit.hooks(container.limit, A, program, NVML)
+        program = LimitProgram(Path("/f"), "ld.so", Path("/c"), NVML)
+        (hook,) = driverlimit.hooks(container.limit, A, program)
         assert isinstance(hook, dict)
         args = hook["args"]
         assert isinstance(args, list)
@@ -217,7 +219,7 @@ def test_any_answer_of_the_program_is_a_number_or_a_reason(lines: Sequence[str])
         assert use == int(line) if line.isascii() and line.isdecimal() else isinstance(use, UnreadableUse)
 
 
-PROGRAM = LimitProgram(Path("/var/lib/gpuvirt/memory-limit"), "ld.so", Path("/sys/fs/cgroup"))
+PROGRAM = LimitProgram(Path("/var/lib/gpuvirt/memory-limit"), "ld.so", Path("/sys/fs/cgroup"), NVML)
 
 
 @pytest.fixture
@@ -246,7 +248,7 @@ class Program:
         return self._answer
 
     def read(self, containers: Containers, limited: DriverLimited, root: str = "/") -> MemoryUses:
-        return DriverReader(containers.kernel, lambda _: (PROGRAM, NVML), Path(root), self.run).read(limited)
+        return DriverReader(containers.kernel, lambda _: PROGRAM, Path(root), self.run).read(limited)
 
 
 def test_the_driver_is_asked_for_the_containers_that_run(containers: Containers) -> None:
@@ -277,8 +279,8 @@ async def test_the_library_of_the_specs_is_asked(short_path: Path) -> None:
     async with shared_node(short_path) as node:
         await limited(node, Enforcement.DRIVER)
         await node.agent.allocator._judge()
-        program, library = find_program(node.agent.shares, [A, B])
-        assert (program.folder, library) == (short_path / "memory-limit", NVML)
+        program = find_program(node.agent.shares, [A, B])
+        assert (program.folder, program.library) == (short_path / "memory-limit", NVML)
         await node.run("p", 300, A)
         ((uid, _),) = node.records.pods.items()
         asked: list[DriverLimited] = []

@@ -15,9 +15,11 @@ from gpuvirt.model.desired.settings import HamiCore
 from gpuvirt.model.reasons import sharing
 from gpuvirt.model.reasons.sharing import NoLimit
 from gpuvirt.model.shares.node import mps
-from gpuvirt.model.shares.node.driverlimit import PROGRAM, LimitProgram
+from gpuvirt.model.shares.node.driverlimit import LIBRARY as NVML
+from gpuvirt.model.shares.node.driverlimit import PROGRAM, LimitProgram, library_in
 from gpuvirt.model.shares.node.hamicore import HEADER, LIBRARY, why_unusable
 from gpuvirt.model.shares.node.limits import LimitPaths
+from gpuvirt.model.shares.node.nvidiacdi import Fields
 from gpuvirt.model.shares.placement import GpuId
 
 
@@ -117,23 +119,31 @@ class DriverLimits:
         self._folder = folder
         self._cgroups = cgroups
         self._loaders = loaders
-        self._program: LimitProgram | None = None
-        """None before this process has compared the folder with its own files."""
+        self._loader = ""
+        """Its name; empty before this process has compared the folder with its own files."""
 
-    def ensure(self) -> LimitProgram:
-        """Return the program, with its folder complete; raise AllocationRefusedError where it can't be."""
+    def ensure(self, gpu: str, edits: Fields) -> LimitProgram:
+        """Return the program for NVML as a GPU's CDI edits mount it, with its folder complete.
+
+        Raises AllocationRefusedError where no limit could be set.
+        """
+        if (library := library_in(edits)) is None:
+            raise AllocationRefusedError(sharing.limit_not_possible(gpu, NoLimit.NVML, f"no mount of {NVML}*"))
         # unknown: copied again
-        if self._program is None or not all((self._folder / name).exists() for name in (PROGRAM, *LIBRARIES)):
+        if not self._loader or not all((self._folder / name).exists() for name in (PROGRAM, *LIBRARIES)):
             try:
-                self._program = self._copied()
+                self._loader = self._copied()
             except OSError as error:
                 subject = error.filename or self._folder
                 reason = sharing.limit_not_possible(subject, NoLimit.PROGRAM, str(error))
                 raise AllocationRefusedError(reason) from error
-        return self._program
+        return LimitProgram(self._folder, self._loader, self._cgroups, library)
 
-    def _copied(self) -> LimitProgram:
-        """Copy what differs. A file is replaced as a whole, as a container may start by the old one meanwhile."""
+    def _copied(self) -> str:
+        """Copy what differs, and return the loader's name.
+
+        A file is replaced as a whole, as a container may start by the old one meanwhile.
+        """
         found = (path for path in self._loaders if path.is_file())  # unknown: as a computer without one
         if (loader := next(found, None)) is None:
             raise FileNotFoundError(errno.ENOENT, "no loader of the GNU C library", str(self._loaders[0]))
@@ -144,7 +154,7 @@ class DriverLimits:
             content, path = source.read_bytes(), self._folder / name
             if not (path.is_file() and path.read_bytes() == content):  # unknown: written again
                 replace_file(path, content, durable=False, mode=0o755)
-        return LimitProgram(self._folder, loader.name, self._cgroups)
+        return loader.name
 
 
 NO_PROGRAM = DriverLimits(Path("/var/lib/gpuvirt") / PROGRAM)

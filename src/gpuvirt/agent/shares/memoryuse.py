@@ -130,15 +130,15 @@ def read_use(proc: Path, pid: int) -> int | UnreadableUse | None:
         return UnreadableUse(f"its region can't be read: {error.strerror}")
 
 
-FindProgram = Callable[[Collection[GpuId]], tuple[LimitProgram, str]]
-"""Returns the program and the path of the driver's library; raises NoCdiDeviceError or AllocationRefusedError."""
+FindProgram = Callable[[Collection[GpuId]], LimitProgram]
+"""Returns the program for these GPUs; raises NoCdiDeviceError or AllocationRefusedError."""
 
 
-def find_program(shares: NodeShares, gpus: Collection[GpuId]) -> tuple[LimitProgram, str]:
-    """Return the program and the driver's library by the CDI specs as they were judged last (`FindProgram`)."""
+def find_program(shares: NodeShares, gpus: Collection[GpuId]) -> LimitProgram:
+    """Return the program by the CDI specs as they were judged last (`FindProgram`)."""
     minors, cdi = shares.state.get().node.minors, shares.observed.get().cdi
     edits = container_edits(cdi.specs if cdi is not None else (), [NvidiaGpu(gpu, minors.get(gpu)) for gpu in gpus])
-    return shares.driver.ensure(), driverlimit.library_in(edits.fields) or driverlimit.LIBRARY
+    return shares.driver.ensure(", ".join(sorted(gpus)), edits.fields)
 
 
 class DriverReader:
@@ -159,9 +159,9 @@ class DriverReader:
             asked = {key: group for key, group in groups.items() if key in limited and group is not None}
             if not asked:
                 return {}
-            program, library = self._find({limited[key] for key in asked})
+            program = self._find({limited[key] for key in asked})
             pairs = [text for key, group in asked.items() for text in (limited[key], group)]
-            done = run_checked(self._run, (*self._into, *program.command("get", library, *pairs)), READ_S)
+            done = run_checked(self._run, (*self._into, *program.command("get", *pairs)), READ_S)
         except (OSError, ToolError, NoCdiDeviceError, AllocationRefusedError) as error:
             return dict.fromkeys(limited, UnreadableUse(str(error)))
         return driverlimit.used(list(asked), done.stdout)

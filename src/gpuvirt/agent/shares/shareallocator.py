@@ -33,12 +33,10 @@ from gpuvirt.model.allocation.attachment import Attachment
 from gpuvirt.model.node.shares import NONE_GONE, CdiReading, PodReading, gone_pods
 from gpuvirt.model.reasons import Reason, Seen, count_of, nodeproblems, notoffered, sharing
 from gpuvirt.model.reasons.notoffered import CHECKPOINT
-from gpuvirt.model.reasons.sharing import RETRIES, NoLimit, limit_not_possible
+from gpuvirt.model.reasons.sharing import RETRIES
 from gpuvirt.model.shares.demand import ContainerName, Units
 from gpuvirt.model.shares.node import sharespec
 from gpuvirt.model.shares.node.choice import NodeSharing, PodOnNode, choose, why_refused
-from gpuvirt.model.shares.node.driverlimit import LIBRARY as NVML
-from gpuvirt.model.shares.node.driverlimit import library_in
 from gpuvirt.model.shares.node.limits import NO_PATHS, LimitPaths, with_limits
 from gpuvirt.model.shares.node.nvidiacdi import FOLDERS, Fields, NoCdiDeviceError, NvidiaGpu, container_edits
 from gpuvirt.model.shares.node.records import ContainerRecord, KeptShare, PodRecord, ShareRecords, record_of
@@ -422,10 +420,7 @@ class ShareAllocator:
         if by.has_daemon:
             paths = replace(paths, pipes=self._shares.mps.ensure(gpu))
         if by.has_driver:
-            nvml = library_in(edits)
-            if nvml is None:
-                raise AllocationRefusedError(limit_not_possible(gpu, NoLimit.NVML, f"no mount of {NVML}*"))
-            paths = replace(paths, program=self._shares.driver.ensure(), nvml=nvml)
+            paths = replace(paths, program=self._shares.driver.ensure(gpu, edits))
         return paths
 
     async def _in_worker(self, job: Callable[[], T]) -> T:

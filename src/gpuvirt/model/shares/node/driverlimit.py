@@ -39,12 +39,14 @@ class LimitProgram(msgspec.Struct, frozen=True):
     """The name of the dynamic linker in the folder: `ld-linux-x86-64.so.2`."""
     cgroups: Path
     """The mount point of cgroup v2."""
+    library: str
+    """NVML of the driver on the host."""
 
-    def command(self, verb: str, library: str, *arguments: str) -> Sequence[str]:
-        """Return the command that sets or gets limits; `library` is that of the driver on the host."""
+    def command(self, verb: str, *arguments: str) -> Sequence[str]:
+        """Return the command that sets or gets limits."""
         folder = str(self.folder)
         loader = (f"{folder}/{self.loader}", "--inhibit-cache", "--library-path", folder)
-        return (*loader, f"{folder}/{PROGRAM}", verb, library, str(self.cgroups), *arguments)
+        return (*loader, f"{folder}/{PROGRAM}", verb, self.library, str(self.cgroups), *arguments)
 
 
 def why_not(platform: Platform) -> str | None:
@@ -83,10 +85,10 @@ def library_in(edits: Fields) -> str | None:
     return None
 
 
-def hooks(limit: ShareLimit, gpu: GpuId, program: LimitProgram, library: str) -> Sequence[Plain]:
+def hooks(limit: ShareLimit, gpu: GpuId, program: LimitProgram) -> Sequence[Plain]:
     """Return the hook of a container with a limit; a soft limit is memory that the container has in any case."""
     limited = str(limit.memory_mib << 20)
-    command = program.command("set", library, gpu, limited, NO_HARD_LIMIT if limit.is_soft else limited)
+    command = program.command("set", gpu, limited, NO_HARD_LIMIT if limit.is_soft else limited)
     return [{"hookName": "createRuntime", "path": command[0], "args": list(command), "timeout": HOOK_S}]
 
 

@@ -31,8 +31,6 @@ class LimitPaths(msgspec.Struct, frozen=True):
     """The folder with the sockets of the MPS daemon."""
     program: LimitProgram | None = None
     """The program that sets the limit in NVIDIA's driver."""
-    nvml: str = ""
-    """The driver's library, by which the program sets it."""
 
 
 NO_PATHS = LimitPaths()
@@ -96,8 +94,7 @@ def with_limit(edits: Fields, limit: ShareLimit, gpu: GpuId, paths: LimitPaths) 
     """Return the edits of a container's CDI device with the mounts and the hook of its limit on a GPU."""
     library = hamicore.mounts(paths.library, paths.preload) if limit.by.has_library else ()
     daemon = mps.mounts(paths.pipes) if limit.by.has_daemon else ()
-    program = paths.program
-    hooks = driverlimit.hooks(limit, gpu, program, paths.nvml) if limit.by.has_driver and program is not None else ()
+    hooks = driverlimit.hooks(limit, gpu, paths.program) if paths.program is not None else ()
     return {**edits, **_added(edits, "mounts", (*library, *daemon)), **_added(edits, "hooks", hooks)}
 
 
