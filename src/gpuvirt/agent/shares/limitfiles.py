@@ -140,10 +140,7 @@ class DriverLimits:
         return LimitProgram(self._folder, self._loader, self._cgroups, library)
 
     def _copied(self) -> str:
-        """Copy what differs, and return the loader's name.
-
-        A file is replaced as a whole, as a container may start by the old one meanwhile.
-        """
+        """Copy what differs, each file as a whole since a container may start by it, and return the loader's name."""
         found = (path for path in self._loaders if path.is_file())  # unknown: as a computer without one
         if (loader := next(found, None)) is None:
             raise FileNotFoundError(errno.ENOENT, "no loader of the GNU C library", str(self._loaders[0]))

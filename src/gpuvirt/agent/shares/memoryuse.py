@@ -77,12 +77,7 @@ class MemoryFollower:
         if limited or by_driver:
             with suppress(WorkerBlockedError):  # unknown: the worker logs it
                 uses = await self._worker.run(
-                    lambda: {
-                        **(self._read(limited) if limited else {}),
-                        **(self._ask_driver(by_driver) if by_driver else {}),
-                    },
-                    name="the memory that containers use",
-                    timeout_s=READ_S,
+                    lambda: self._uses(limited, by_driver), name="the memory that containers use", timeout_s=READ_S
                 )
         unreadable = {key: use.why for key, use in uses.items() if isinstance(use, UnreadableUse)}
         for (uid, container), why in unreadable.items():
@@ -92,6 +87,10 @@ class MemoryFollower:
         if uses != self._shares.used.get():
             self._shares.used.set(uses)
         self._show(now_s)
+
+    def _uses(self, limited: Collection[PodUid], by_driver: DriverLimited) -> MemoryUses:
+        regions = self._read(limited) if limited else {}
+        return {**regions, **self._ask_driver(by_driver)} if by_driver else regions
 
     def _show(self, now_s: float) -> None:
         """Show what pods use: at once where other pods have limits, else each minute at most, since it is written."""
