@@ -186,7 +186,8 @@ class _Scan(msgspec.Struct):
             iommufd=self.or_before(iommu.has_iommufd(self.kernel), before.iommufd),
             vfio_container=self.or_before(iommu.exists(self.kernel, iommu.CONTAINER), before.vfio_container),
             egm=regions,
-            cgroup_v2=self.or_before(iommu.exists(self.kernel, CGROUP_V2), before.cgroup_v2),
+            # It stays while a host runs.
+            cgroup_v2=before.cgroup_v2 or self.or_before(iommu.exists(self.kernel, CGROUP_V2), before.cgroup_v2),
         )
 
 
