@@ -79,8 +79,8 @@ class ReasonCode(Code):
     CDI_SPEC_MISSING = _not_offered("CdiSpecMissing", "the GPU is shared, and NVIDIA's CDI specs do not have it")
     LIMIT_NOT_POSSIBLE = _not_offered(
         "LimitNotPossible",
-        "shares are limits on this node, but the GPU's memory is unknown, or the library is missing. Containers"
-        " do not start without their limit",
+        "shares are limits on this node, but the GPU's memory is unknown, or what limits it is missing: the library,"
+        " the daemon, or a driver that can. Containers do not start without their limit",
     )
     LIMIT_REQUIRED = _not_offered(
         "LimitRequired",
