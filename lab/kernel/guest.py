@@ -26,8 +26,8 @@ from lab.kernel.topology import DEVICES
 
 BOOT_S = 150.0
 """A boot takes about 11 s, and much longer where other processes use the cores."""
-LIFE_S = 3600
-"""After this time a guest is killed."""
+LIFE_S = 4 * 3600
+"""After this time a guest is killed. One serves a run, which takes over an hour on a slow computer."""
 MEMORY_MIB = 512
 
 COMMAND_LINE = "console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check mitigations=off intel_iommu=on"
@@ -131,7 +131,7 @@ def _qemu(kit: Kit, folder: Path, console: Sequence[str]) -> list[str]:
     )
     arguments = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
     arguments += ["-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=multi", "-cpu", "max"]
-    arguments += ["-smp", "2", "-m", str(MEMORY_MIB), "-kernel", str(kit.kernel), "-initrd", str(kit.initramfs)]
+    arguments += ["-smp", "1", "-m", str(MEMORY_MIB), "-kernel", str(kit.kernel), "-initrd", str(kit.initramfs)]
     arguments += ["-append", COMMAND_LINE]
     arguments += ["-S", "-qmp", f"unix:{folder}/qmp,server=off", "-monitor", "none", *console]
     for number, (tag, path, how) in enumerate(shares, 1):
