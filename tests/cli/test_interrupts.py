@@ -27,6 +27,19 @@ def test_an_interrupt_leaves_no_traceback(command: str, pause_s: float) -> None:
     assert process.returncode in {0, 1, 2, 130, -signal.SIGINT}
 
 
+def test_an_interrupt_while_the_options_of_a_command_are_read_leaves_no_traceback() -> None:
+    interrupts = "signal.signal(signal.SIGINT, signal.default_int_handler)"
+    interrupts += "; typer.main.get_params_from_function = lambda _: os.kill(os.getpid(), signal.SIGINT)"
+    runs = "import sys; sys.argv = ['gpuvirt', 'controller']; from gpuvirt.cli.entry import gpuvirt; gpuvirt()"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import os, signal, typer; {interrupts}; {runs}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
 @pytest.mark.parametrize("words", ["controller", "version", "version --wrong"])
 def test_an_interrupt_while_the_process_ends_leaves_no_traceback(words: str) -> None:
     ends = "import atexit, os, signal, time; signal.signal(signal.SIGINT, signal.default_int_handler)"

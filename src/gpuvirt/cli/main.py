@@ -13,6 +13,7 @@ from typing import Protocol
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_command
 from typing_extensions import override
 
 from gpuvirt.cli.interrupts import taken_interrupts
@@ -191,8 +192,9 @@ def run(arguments: list[str], program: typer.Typer | None = None, name: str = "g
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # noqa: TID251
     try:
         program = program or program_for(_completed_words() or arguments)
+        command = get_command(program)  # called itself, a Typer sets a hook that prints the traceback of interrupts
         with taken_interrupts():
-            program(arguments, prog_name=name)
+            command(arguments, prog_name=name)
     except (GpuvirtError, ExceptionGroup, OSError) as failure:
         errors = list(_flat(failure))
         for error in errors:
