@@ -41,8 +41,7 @@ class Cluster(ControlPlane):
         """Start everything; raise ClusterError."""
         self.up_control_plane()
         self.start_controllers()
-        self.start("containerd", "containerd", "-c", "containerd.toml")
-        self.until(lambda: self.containerd("version").returncode == 0, "containerd")
+        self.start_containerd()
         self._import_images()
         self.start_node()
 
@@ -61,6 +60,11 @@ class Cluster(ControlPlane):
         created = footprint.noted(self.folder)
         leftovers.clear(self.folder, self.place)
         footprint.remove(created)
+
+    def start_containerd(self) -> None:
+        """Start containerd, and wait until it answers."""
+        self.start("containerd", "containerd", "-c", "containerd.toml")
+        self.until(lambda: self.containerd("version").returncode == 0, "containerd")
 
     def start_kubelet(self) -> None:
         """Start the kubelet."""

@@ -52,7 +52,8 @@ class PodStatus(msgspec.Struct):
     phase: str = ""
     reason: str = ""
     message: str = ""
-    containerStatuses: tuple[ContainerStatus, ...] = ()  # noqa: N815  Kubernetes' spelling
+    initContainerStatuses: tuple[ContainerStatus, ...] = ()  # noqa: N815  Kubernetes' spelling
+    containerStatuses: tuple[ContainerStatus, ...] = ()  # noqa: N815
 
 
 class Pod(msgspec.Struct):

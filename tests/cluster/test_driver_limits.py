@@ -28,6 +28,8 @@ from tests.cluster.sharednode import A, B, Shared, shared_node
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("cluster")]
 
 LIMIT = 4915 << 20
+INIT = {"first": "once", "beside": "sidecar"}
+"""How init containers run, by their names."""
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +134,7 @@ def pod(
 ) -> None:
     """Create a pod: of each container the name, the GPU, the units, and the script."""
     made = [
-        {"name": container, "units": units, "script": script} | ({"init": "once"} if container == "first" else {})
+        {"name": container, "units": units, "script": script} | ({"init": INIT[container]} if container in INIT else {})
         for container, _, units, script in containers
     ]
     manifest = dict(shared.pod(name, *made, gpu=A, policy=policy))
@@ -154,7 +156,12 @@ def test_containers_have_the_limits_of_their_shares(node: LabNode, answering: Dr
         client = f"{driver.client} {gpu} {cgroups()}"
         return f"{' & '.join([client] * times)} & wait; echo end"
 
-    again = driver.folder / "again"
+    def twice(gpu: str, name: str) -> str:
+        """Return the script of a container that fails once, when the file `end` is there."""
+        end, failed = driver.folder / "end", driver.folder / f"{name}-failed"
+        wait = f"until [ -e {end} ]; do sleep 0.2; done"
+        return f"{get(gpu)}; {wait}; [ -e {failed} ] || {{ touch {failed}; exit 1; }}; sleep 1000"
+
     with shared_node(node, tmp_path) as shared:
         shared.mount(driver.library)
 
@@ -181,8 +188,21 @@ def test_containers_have_the_limits_of_their_shares(node: LabNode, answering: Dr
                 (uid, "main"): 4900 << 20,
                 (uid, "other"): 3200 << 20,
             }
-            once = f"[ -e {again} ] || {{ touch {again}; exit 1; }}; {get(A)}; sleep 1000"
-            pod(shared, driver, "restarts", ("main", A, 100, once), policy="OnFailure")
+            twins = ("beside", B, 200, twice(B, "beside")), ("main", A, 100, twice(A, "main"))
+            pod(shared, driver, "restarts", *twins, policy="OnFailure")
+            assert printed("restarts", "beside") == ["given 3200 MiB", "end"]
+            assert printed("restarts", "main") == ["given 1600 MiB", "end"]
+            node.cluster.stop("containerd")
+            node.cluster.start_containerd()
+        with shared.agent(driver.folder):
+            (driver.folder / "end").touch()
+
+            def starts() -> list[int]:
+                status = node.status("restarts")
+                return [each.restartCount for each in (*status.initContainerStatuses, *status.containerStatuses)]
+
+            node.until(lambda: starts() == [1, 1], lambda: f"{node.status('restarts')} {shared.log}")
+            assert printed("restarts", "beside") == ["given 3200 MiB", "end"]
             assert printed("restarts", "main") == ["given 1600 MiB", "end"]
         driver.answer("3")
         with shared.agent(driver.folder):
