@@ -191,9 +191,9 @@ class LabNode(LabNamespace):
 
     @property
     def log(self) -> str:
-        """The last lines of the agents that ran on the host."""
-        log = self.cluster.folder / "log/agent.log"
-        return log.read_text()[-4000:] if log.exists() else "no agent has run"
+        """The last lines of the agents that ran on the host, after those of the kubelet."""
+        logs = (self.cluster.folder / f"log/{name}.log" for name in ("kubelet", "agent"))
+        return "\n".join(f"{log.name}: {log.read_text()[-4000:]}" for log in logs if log.exists())
 
     def until_allocatable(self, resource: str, count: int) -> None:
         """Wait for the same count in the kubelet and in the Node's status.
