@@ -23,6 +23,8 @@ class Cluster(ControlPlane):
     """One real node with its control plane; a computer has one."""
 
     clients: ClassVar[Sequence[str]] = ("kubelet", "proxy")
+    programs: ClassVar[Sequence[str]] = ("kubelet", "containerd", "proxy", *CONTROL_PLANE)
+    """In the order in which they are stopped."""
 
     def up_control_plane(self) -> None:
         """Start the API server and etcd without controllers; raise ClusterError."""
@@ -53,9 +55,10 @@ class Cluster(ControlPlane):
 
     def down(self) -> None:
         """Stop everything, and remove what it has left."""
-        self.stop("kubelet")
+        kubelet, *others = self.programs
+        self.stop(kubelet)
         leftovers.end_containers(self.containerd)
-        for name in ("containerd", "proxy", *CONTROL_PLANE, "hardware"):
+        for name in (*others, "hardware"):
             self.stop(name)
         created = footprint.noted(self.folder)
         leftovers.clear(self.folder, self.place)

@@ -35,6 +35,8 @@ def demo(lab: Cluster) -> str:
     """
     manifests_of_pods = lab.folder / "demo"
     if lab.runs(hardware.NAME) and manifests_of_pods.exists():
+        if ended := [name for name in lab.programs if not lab.runs(name)]:
+            raise ClusterError(f"{', '.join(ended)} of the demo's cluster has ended; make lab-down removes the rest")
         say("the demo's cluster runs already")
     else:
         if lab.runs("apiserver"):
