@@ -14,6 +14,7 @@ from gpuvirt.agent.change.gate.drainrequest import Membership
 from gpuvirt.agent.change.gate.gate import gate_at, plugin_gates
 from gpuvirt.cli.evidence import gather
 from gpuvirt.diagnosis import diagnosis
+from gpuvirt.diagnosis.checks.kubelet import registration
 from gpuvirt.diagnosis.evidence import Evidence
 from gpuvirt.diagnosis.explaining import explain_device
 from gpuvirt.diagnosis.explanation import StageName
@@ -22,7 +23,7 @@ from gpuvirt.model.allocation.ledger import Ledger
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import AgentView
-from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, nodeproblems
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt_sim.clock import BEGINNING
 from tests.diagnosis.doctor.sickhost import around as surroundings
@@ -103,6 +104,19 @@ def test_a_kubelet_without_an_agent_is_reported(folder: Path) -> None:
     assert (one.level, one.fix[0].split()[:3]) == (Level.WARNING, ["kubectl", "get", "pods"])
     assert A10 in one.message
     assert "only if it lists none: kubectl apply -f deploy/node.yaml" in one.fix[-1]
+
+
+def test_resources_that_lack_their_registration_for_the_same_reason_are_one_finding(folder: Path) -> None:
+    seen = with_agent(folder, nodeproblems.kubelet_away("first", "kubelet.sock"))
+    (one,) = seen.view.resources
+    why = nodeproblems.kubelet_away("second", "kubelet.sock")
+    resources = (one, replace(one, not_registered_because=why), replace(one, not_registered_because=why))
+    away, *others = (
+        finding
+        for finding in registration(replace(seen, view=replace(seen.view, resources=resources)))
+        if finding.code is ReasonCode.KUBELET_AWAY
+    )
+    assert (away.subject, others) == ("first and 2 other resources", [])
 
 
 def test_no_second_agent_is_advised_where_one_has_run(folder: Path) -> None:

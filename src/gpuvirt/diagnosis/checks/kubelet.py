@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from gpuvirt.diagnosis.evidence import Evidence
 from gpuvirt.diagnosis.findings import Finding, fine, of_reason, problem, seen, unread
 from gpuvirt.facts.pci import Unread
@@ -9,7 +11,7 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import CONTAINER_RESOURCES
 from gpuvirt.model.inventory.inventory import Gpu
 from gpuvirt.model.offers.view import ResourceView
-from gpuvirt.model.reasons import FindingCode, Seen, count_of, nodeproblems, refusals
+from gpuvirt.model.reasons import FindingCode, Reason, Seen, count_of, nodeproblems, refusals
 from gpuvirt.model.reasons.codes import Level
 
 MOST_CPUS = 8192
@@ -63,9 +65,12 @@ def registration(evidence: Evidence) -> Iterator[Finding]:
         if kubelet.listens is True and (offered or (not others and _needs_agent(evidence))):
             yield _agent_away(evidence, offered)
         return
-    for resource in view.resources:
-        if resource.not_registered_because is not None:
-            yield of_reason(resource.not_registered_because, Level.ERROR)
+    lacking: dict[Reason, list[str]] = {}
+    for why in filter(None, (resource.not_registered_because for resource in view.resources)):
+        lacking.setdefault(replace(why, subject=""), []).append(why.subject)
+    for why, (first, *rest) in lacking.items():
+        more = f" and {count_of(len(rest), 'other resource')}" if rest else ""
+        yield of_reason(replace(why, subject=f"{first}{more}"), Level.ERROR)
     if registered := [resource.name for resource in view.resources if resource.registered]:
         yield fine(
             "the agent",
