@@ -44,22 +44,26 @@ def explained(
     priorities: Mapping[str, int] | None = None,
     containers: int = 1,
     labels: Mapping[str, str] | None = None,
+    counted: int | None = None,
     **known: object,
 ) -> Explanation:
-    """Explain a pending pod on one node, whose GPUs have the units of `capacity`, with these pods on them."""
+    """Explain a pending pod on one node, whose GPUs have the units of `capacity`, with these pods on them.
+
+    `counted`: the units that the kubelet counts, where they are others.
+    """
     usage = usage_of(capacity, pods, priorities)
     names_of_containers = [ContainerName(f"c{number}") for number in range(containers)]
     demand = demand_of([ContainerDemand(name, ContainerKind.APP, Units(requested)) for name in names_of_containers])
     running = [
         PodSeen(name, "ml", "Running", "node01", requests={VGPU: sum(used.values())}) for name, used in pods.items()
     ]
-    counted = {VGPU: sum(capacity.values())}
+    allocatable = {VGPU: sum(capacity.values()) if counted is None else counted}
     names = {PodUid(name): PodShare(f"ml/{name}", sum(used.values())) for name, used in pods.items()}
     return explain(
         VmEvidence(
             target=ObjectRef(ObjectKind.POD, "new", "ml"),
             pod=PodSeen("new", "ml", "Pending", requests={VGPU: demand.total}, conditions=(PENDING,)),
-            nodes=(NodeSeen("node01", labels=labels or {}, allocatable=counted, gpu_node=GpuNodeSeen()),),
+            nodes=(NodeSeen("node01", labels=labels or {}, allocatable=allocatable, gpu_node=GpuNodeSeen()),),
             pods=tuple(running),
             shares=SharesSeen(VGPU, demand, nodes={NodeName("node01"): usage}, pods=names, priority=priority, **known),  # type: ignore[arg-type]
         )
@@ -258,6 +262,9 @@ def test_a_share_larger_than_the_gpus_of_a_node_says_what_they_have() -> None:
     assert found.blocker is not None
     assert found.blocker.code is FindingCode.NO_GPU_LARGE_ENOUGH
     assert "its largest has 500" in found.blocker.message
+    none = explained(100, {"GPU-a": 0}, {"train": {"GPU-a": 500}}, counted=500).blocker
+    assert none is not None
+    assert none.fix == ("gpuvirt why node/node01",)
 
 
 @pytest.mark.parametrize("requested", [300, 1000, 2000])

@@ -75,7 +75,7 @@ def no_limits(node: str, shares: SharesSeen) -> Finding | None:
         node,
         "does not enforce shares, but the pod requires enforced shares",
         (Seen(f"pod {REQUIRED_ANNOTATION}", REQUIRED), Seen.absent(f"node {node} {LIMITS_ANNOTATION}")),
-        fix=(f"kubectl label node {node} {LABEL}=hami-core (or mps), or use a node that enforces shares",),
+        fix=(f"kubectl label node {node} --overwrite {LABEL}=hami-core", "or mps, or driver, or another node"),
     )
 
 
@@ -109,13 +109,14 @@ def no_piece(node: str, shares: SharesSeen, to_end: tuple[EvictionCandidate, ...
     units = requested_text(demand)
     if not fits_empty:
         largest = max(usage.capacity.values(), default=0)
+        fix = f"request at most {count_of(largest, 'unit')} for a container, or use a node with larger GPUs"
         gpus = listed([f"{gpu}: {own}" for gpu, own in sorted(usage.capacity.items())])
         return problem(
             FindingCode.NO_GPU_LARGE_ENOUGH,
             node,
             f"has no GPUs with {units}; its largest has {largest}",
             (Seen(f"node {node} {SHARED_GPUS_ANNOTATION}", gpus),),
-            fix=(f"request at most {count_of(largest, 'unit')} for a container, or use a node with larger GPUs",),
+            fix=(fix if largest else f"gpuvirt why node/{node}",),
         )
     in_all = sum(usage.free.values())
     return problem(

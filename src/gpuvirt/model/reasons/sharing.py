@@ -108,11 +108,11 @@ class NoLimit(Enum):
     LIST = "can't be written, so that containers would not load the library", "make the folder writable"
     DAEMON = (
         "has no MPS daemon that answers",
-        "set sandboxDevicePlugin.shares.mps.enabled; kubectl get pods -A -l app=gpuvirt-mps -o wide shows its pods",
+        "kubectl get pods -A -l app=gpuvirt-mps shows its pods; else set sandboxDevicePlugin.shares.mps.enabled",
     )
     DRIVER = (
         "can't be limited by NVIDIA's driver",
-        "use driver 615 or newer on a node with cgroup v2, or set shares.otherwise, or another shares.enforcement",
+        "use driver 615 or newer on a node with cgroup v2, or set sandboxDevicePlugin.shares.otherwise",
     )
     PROGRAM = (
         "is not there, by which limits are set in NVIDIA's driver",

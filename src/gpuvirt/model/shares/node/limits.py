@@ -61,8 +61,8 @@ def with_limits(pod: PodRecord, node: NodeSharing, *, requires: bool = False, so
                 "requires an enforced limit for its share of a GPU, but this node does not enforce shares, so the pod"
                 " does not start",
                 (Seen("gpuvirt.io/enforcement", "required"), Seen("shares.enforcement", "none")),
-                "kubectl label node NODE gpuvirt.io/shares.enforcement=hami-core, or mps; or remove the pod's"
-                " annotation",
+                "kubectl label node NODE --overwrite gpuvirt.io/shares.enforcement=hami-core, or mps; or remove the"
+                " pod's annotation",
             )
             if requires
             else pod
