@@ -11,7 +11,7 @@ from lab.cluster import footprint
 from lab.cluster.cluster import Cluster
 
 ROOT = Path(__file__).parent.parent.parent
-PATIENCE_S = 300
+PATIENCE_S = 540
 COMMAND = "    "
 """How lines begin that are to be typed."""
 
