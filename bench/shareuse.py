@@ -4,14 +4,13 @@
 """
 
 import asyncio
-import json
 import os
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 from time import perf_counter, process_time
 
-from tests.agent.shares.limitednode import enforce
+from tests.agent.shares.limitednode import limited
 from tests.agent.shares.memoryregions import region
 from tests.agent.shares.sharednode import GPUS, SharedNode, shared_node
 
@@ -24,7 +23,6 @@ from gpuvirt.paths import HostRoots
 
 CONTAINERS, TIMES, STARTS = 64, 50, 300
 LIMITS = (Enforcement.DRIVER, Enforcement.HAMI_CORE, Enforcement.NONE)
-NVML = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.615.71.09"
 
 
 def main() -> None:
@@ -55,12 +53,7 @@ async def measure_starts() -> Results:
 async def _node(stack: AsyncExitStack, by: Enforcement) -> SharedNode:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     node = await stack.enter_async_context(shared_node(folder))
-    spec = folder / "cdi/nvidia.yaml"
-    content = json.loads(spec.read_text())
-    content["containerEdits"]["mounts"] = [{"hostPath": NVML, "containerPath": NVML}]
-    spec.write_text(json.dumps(content))
-    (folder / "memory-limit-of-image").write_bytes(bytes(20_000))
-    await enforce(node, by)
+    await limited(node, by)
     return node
 
 

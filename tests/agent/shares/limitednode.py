@@ -1,5 +1,7 @@
 """A node with shared GPUs whose shares are limits."""
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -11,6 +13,7 @@ from tests.agent.shares.sharednode import ELF, GPUS, LIBRARY, MINORS, SharedNode
 
 WITH_MEMORY = NodeSharing({gpu: Units(1000) for gpu in GPUS}, minors=MINORS, memory_mib=dict.fromkeys(GPUS, 16384))
 LIMITING = replace(WITH_MEMORY, enforcement=Enforcement.HAMI_CORE)
+NVML = "/run/nvidia/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.615.71.09"
 LIMITED = {
     "NVIDIA_VISIBLE_DEVICES": "void",
     "GPUVIRT_GPUS": "GPU-a",
@@ -38,3 +41,13 @@ async def enforce(node: SharedNode, enforcement: Enforcement = Enforcement.HAMI_
     library_on(node).write_bytes(ELF)
     library_on(node).chmod(0o755)
     await node.start_agent()
+
+
+async def limited(node: SharedNode, by: Enforcement, mounts: Sequence[Mapping[str, str]] | None = None) -> None:
+    """Restart the agent with limits by the driver, whose library NVIDIA's spec mounts."""
+    spec = node.folder / "cdi/nvidia.yaml"
+    content = json.loads(spec.read_text())
+    content["containerEdits"]["mounts"] = [{"hostPath": NVML, "containerPath": "/x"}] if mounts is None else mounts
+    spec.write_text(json.dumps(content))
+    (node.folder / "memory-limit-of-image").write_bytes(b"program")
+    await enforce(node, by)

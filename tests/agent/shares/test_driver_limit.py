@@ -33,14 +33,13 @@ from gpuvirt.plain import Plain
 from gpuvirt_sim.files.tree import constant
 from gpuvirt_sim.kubelet.starting import StartError
 from tests.agent.shares.containers import Containers
-from tests.agent.shares.limitednode import enforce
+from tests.agent.shares.limitednode import NVML, limited
 from tests.agent.shares.sharednode import GPUS, SharedNode, shared_node
 from tests.sim.simulated import Simulated
 
 A, B = GPUS
 NEW = Platform(nvidia_version="615.71.09", cgroup_v2=True)
 OLD = Platform(nvidia_version="580.159.04", cgroup_v2=True)
-NVML = "/run/nvidia/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.615.71.09"
 MIB = 1 << 20
 EDITS: Fields = {"mounts": [{"hostPath": NVML}]}
 
@@ -108,16 +107,6 @@ def test_memory_is_soft_only_where_mps_can_take_it_back(by: Enforcement) -> None
 def test_nvidias_spec_has_the_library(mounts: Plain, found: str | None) -> None:
     assert library_in({"mounts": mounts}) == found
     assert library_in({}) is None
-
-
-async def limited(node: SharedNode, by: Enforcement, mounts: Sequence[Mapping[str, str]] | None = None) -> None:
-    """Restart the agent with limits by the driver, whose library NVIDIA's spec mounts."""
-    spec = node.folder / "cdi/nvidia.yaml"
-    content = json.loads(spec.read_text())
-    content["containerEdits"]["mounts"] = [{"hostPath": NVML, "containerPath": "/x"}] if mounts is None else mounts
-    spec.write_text(json.dumps(content))
-    (node.folder / "memory-limit-of-image").write_bytes(b"program")
-    await enforce(node, by)
 
 
 def edits(node: SharedNode) -> Mapping[str, list[Mapping[str, object]]]:
