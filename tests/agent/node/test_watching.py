@@ -81,6 +81,21 @@ async def test_a_kernel_without_uevents_is_scanned_every_nine_seconds() -> None:
     )
 
 
+async def test_users_that_are_read_later_make_no_devices_newer(simulated: Simulated) -> None:
+    """A vGPU that was created between the scan and the reading of users is not in these facts, and not gone."""
+    clock, seen = SimClock(), list[tuple[float, bool]]()
+    audience = Audience(
+        lambda facts, since_s: seen.append((since_s, facts.users is not None)), lambda _: None, lambda: False
+    )
+    kernel, began_s, intervals = simulated("2xA10"), clock.monotonic_s(), Intervals(users_s=1.0)
+    looks = Watcher(kernel, InlineWorker(), clock, intervals, telemetry=Telemetry(), sees_processes=True)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(looks.run(audience))
+        await clock.advance(1.4)
+        task.cancel()
+    assert seen == [(began_s, False), (began_s, True), (began_s, True)]
+
+
 async def test_a_failed_scan_is_reported_and_the_last_snapshot_is_kept(two_a10: SimNode) -> None:
     def fail() -> None:
         raise RuntimeError("an unexpected error of a scan")

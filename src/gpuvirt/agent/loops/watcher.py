@@ -7,6 +7,7 @@ earlier facts stay in force, since a device that could not be read is not gone.
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 from enum import StrEnum
 from typing import TypeVar
@@ -59,7 +60,7 @@ class Audience(msgspec.Struct, frozen=True):
     """The functions that a watcher calls."""
 
     observe_facts: Callable[[Facts, float], None]
-    """Takes the facts of an observation, and when it began, by the monotonic clock."""
+    """Takes the facts of an observation, and when the scan of its devices began, by the monotonic clock."""
     report_problem: Callable[[Reason | None], None]
     """Takes why the host can't be observed, None when it can."""
     is_suspicious: Callable[[], bool]
@@ -86,6 +87,8 @@ class Watcher:
         self._telemetry = telemetry
         self._sees_processes = sees_processes
         self._facts: Facts | None = None
+        self._scanned_s = -math.inf
+        """When the scan began that has found these devices: their users are read later."""
         self._stirred = Signal()
         self._cause: str | None = None
         """The cause of the whole observation that is due now."""
@@ -182,7 +185,9 @@ class Watcher:
             for done in _INCLUDED[depth]:
                 self._problems.pop(done, None)
             if self._facts is not None and self._facts is not before:
-                callbacks.observe_facts(self._facts, since_s)
+                if depth is not Depth.USERS or before is None:
+                    self._scanned_s = since_s
+                callbacks.observe_facts(self._facts, self._scanned_s)
         callbacks.report_problem(next(iter(self._problems.values()), None))
         self._schedule(depth, suspicious=callbacks.is_suspicious())
 
