@@ -62,7 +62,7 @@ MENDED = {
     "killed-during-a-change:19.1": "drivers: the record of a change before it is made",
     "container-is-taken:19.2": "executor: NVIDIA's unbindLock",
     "amdgpu-is-taken:19.2": "executor: the walk right before an unbind",
-    "on-demand-create-is-blocked:42.2": "on demand: no creation where the driver lists no room",
+    "on-demand-create-is-blocked:72.2": "on demand: no creation where the driver lists no room",
     "on-demand-removal-ends:17.1,62.2": "on demand: a vGPU that is created as a change of its GPU ends",
     "on-demand-power-loss-after-a-start:87.1": "on demand: a container starts only with its vGPU's own nodes",
     "on-demand-removed-by-hand:22.2": "on demand: a vGPU is read again before a container starts",
@@ -81,7 +81,7 @@ an allocation waited for a command's change, and allocated a device by the state
 scan was blocked, the search for processes made a host that was not read one without devices."""
 
 RANDOM_SCHEDULES = 100
-SCHEDULES = 30
+SCHEDULES = 24
 """The schedules of each scenario: a count and not a time, so that each computer runs the same schedules."""
 
 

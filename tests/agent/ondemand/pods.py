@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gpuvirt.agent.known.requests import AllocationRefusedError, AllocationRequest
+from gpuvirt.agent.ondemand.ondemandallocator import ALLOCATE_S
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName
 from gpuvirt.facts.nodes import unread_node
 from gpuvirt.facts.sysfs import MDEVS
@@ -126,6 +127,6 @@ class Pods:
 
         async with asyncio.TaskGroup() as group:
             group.create_task(ask())
-            await self._node.advance(3.0)
+            await self._node.advance(ALLOCATE_S + 1.0)
         (refused,) = refusals
         return refused

@@ -19,6 +19,7 @@ from gpuvirt.agent.change.gate.gate import Gate, GateFailedError, UnitBusyError
 from gpuvirt.agent.change.steps.changes import Change, Changes, StalePlanError
 from gpuvirt.agent.change.steps.leasing import RefusedError
 from gpuvirt.agent.known.requests import AllocationRefusedError
+from gpuvirt.agent.ondemand.ondemandallocator import ALLOCATE_S
 from gpuvirt.clock import Clock
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, ResourceName, VgpuId, VgpuType, slot_of
 from gpuvirt.facts.vgpu import UnnamedType
@@ -410,7 +411,7 @@ class SlowKernel:
         return job()
 
 
-@pytest.mark.parametrize(("takes_s", "requested"), [(1000.0, 1), (1.2, 2)], ids=["blocked", "slow"])
+@pytest.mark.parametrize(("takes_s", "requested"), [(1000.0, 1), (0.6 * ALLOCATE_S, 2)], ids=["blocked", "slow"])
 async def test_a_creation_that_the_kernel_blocks_is_refused(tmp_path: Path, takes_s: float, requested: int) -> None:
     """All waits of a request share one deadline, and the next GPU is not tried: the creation may still go on."""
     slow = SlowKernel(takes_s)
@@ -425,7 +426,7 @@ async def test_a_creation_that_the_kernel_blocks_is_refused(tmp_path: Path, take
         text, took_s = await pods.refused(V8Q, pods.free(V8Q)[:requested])
         assert text.startswith("WriteBlocked: 0000:3b:00.0 has been blocked in the kernel since the step: 0000:3b:00.0")
         assert "create GRID P100-8Q" in text
-        assert took_s == pytest.approx(2.0, abs=0.01)
+        assert took_s == pytest.approx(ALLOCATE_S, abs=0.01)
         assert entries(node) == 0
 
 
@@ -450,7 +451,7 @@ async def test_a_gpu_that_the_kernel_still_blocks_is_passed_over(tmp_path: Path,
             text, took_s = await pods.refused(V8Q, pods.free(V8Q)[:1])
             assert text.startswith("WriteBlocked: 0000:3b:00.0 has been blocked in the kernel")
             assert "still blocks an earlier job" in text
-            assert took_s < 2.0
+            assert took_s < ALLOCATE_S
             assert entries(node) == 0
 
 

@@ -61,7 +61,8 @@ from gpuvirt.model.offers.ondemand.ondemandstarts import started
 from gpuvirt.model.offers.ondemand.ondemandviews import candidate_of
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen, nodeproblems, notoffered, refusals
 
-WAIT_S = 1.5
+WAIT_S = 4.0
+"""On two slow cores, a vGPU was gone 1.4 s after a wait of 1.5 s had ended, and the pod had failed for good."""
 PAUSE_S = 5.0
 """How long no pod waits after a wait that ended without room."""
 RECHECK_S = 0.05
@@ -181,7 +182,7 @@ def _created(kernel: Kernel, place: VgpuPlace, step: CreateVgpu) -> LiveVgpu:
 
 log = logging.getLogger(__name__)
 
-ALLOCATE_S = 2.0
+ALLOCATE_S = 5.0
 """How long all waits of a request may take, for room and for the kernel; the kubelet admits no other pod meanwhile."""
 
 
