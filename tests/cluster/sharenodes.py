@@ -11,7 +11,7 @@ import msgspec
 import yaml
 from lab.cluster.controlplane import ControlPlane
 
-from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, PodShares
+from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, SHARES_ANNOTATION, PodShares
 from gpuvirt.model.shares.demand import units_of
 from gpuvirt.model.shares.sharedgpus import SCHEDULER, UNITS_RESOURCE
 from gpuvirt.shares.objects import SharingPod
@@ -92,7 +92,7 @@ class ShareNodes:
 
     def gpus_of(self, pod: SharingPod) -> Sequence[str]:
         """Return the GPUs of a pod by its annotation."""
-        shares = msgspec.json.decode(pod.metadata.annotations.shares, type=PodShares).containers
+        shares = msgspec.json.decode(pod.metadata.annotations[SHARES_ANNOTATION], type=PodShares).containers
         return sorted({gpu for given in shares.values() for gpu in given})
 
     def assert_not_overcommitted(self) -> None:
@@ -101,7 +101,7 @@ class ShareNodes:
         for pod in self.pods():
             if not pod.spec.node_name:
                 continue
-            shares = msgspec.json.decode(pod.metadata.annotations.shares, type=PodShares).containers
+            shares = msgspec.json.decode(pod.metadata.annotations[SHARES_ANNOTATION], type=PodShares).containers
             for container in pod.spec.containers:
                 assert sum(shares[container.name].values()) == units_of(container.resources.requests[UNITS_RESOURCE])
             for given in shares.values():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from lab.cluster.playedcluster import PlayedCluster
 
+from gpuvirt.model.shares.annotations import SHARES_ANNOTATION
 from tests.cluster.extenderlab import GPUVIRT, RESOURCE, SCHEDULER, ExtenderLab, extender_lab, until
 
 pytestmark = [pytest.mark.ring("cluster"), pytest.mark.xdist_group("controlplane")]
@@ -50,7 +51,11 @@ def create_bound(extenders: ExtenderLab, name: str, units: int, priority: str = 
 
 def gpus(extenders: ExtenderLab) -> Mapping[str, str]:
     """Return the annotation with the GPUs of each pod that is bound."""
-    return {pod.metadata.name: pod.metadata.annotations.shares for pod in extenders.pods() if pod.spec.node_name}
+    return {
+        pod.metadata.name: pod.metadata.annotations.get(SHARES_ANNOTATION, "")
+        for pod in extenders.pods()
+        if pod.spec.node_name
+    }
 
 
 def refusal(extenders: ExtenderLab, name: str) -> str:

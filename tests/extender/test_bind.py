@@ -84,7 +84,7 @@ async def test_a_pod_that_requires_limits_is_bound_only_where_shares_are_limits(
     bench.known.nodes(node("n", "hami-core", a=1000, b=500), node("m", c=1000))
     assert await bench.bind("p") == ""
     bench.add(pod("q", 300, enforcement="yes"))
-    assert "expected 'required', or no annotation" in await bench.bind("q")
+    assert "expected required, or no annotation" in await bench.bind("q")
 
 
 async def test_a_pod_is_bound_as_soon_as_it_is_observed(bench: Bench) -> None:

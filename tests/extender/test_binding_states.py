@@ -27,7 +27,7 @@ from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.client import Client, PatchType
 from gpuvirt.kube.failures import ApiError, ConflictError, NotFoundError, NotSentError
 from gpuvirt.kube.resources import Resource
-from gpuvirt.model.shares.annotations import pod_shares
+from gpuvirt.model.shares.annotations import SHARES_ANNOTATION, pod_shares
 from gpuvirt.shares.objects import SharingPod, demand_of_pod
 from gpuvirt.shares.sharing import Sharing
 from gpuvirt_sim.clock import SimClock
@@ -386,7 +386,7 @@ class Bindings(RuleBasedStateMachine):
         used: Counter[tuple[str, str]] = Counter()
         for found in self.bound_pods():
             demand = demand_of_pod(found, Sharing().resource)
-            shares = pod_shares(found.metadata.annotations.shares, demand)
+            shares = pod_shares(found.metadata.annotations[SHARES_ANNOTATION], demand)
             used.update({(found.spec.node_name, gpu): units for gpu, units in shares.used.items()})
         for (on, gpu), units in used.items():
             assert units <= CAPACITY[on][gpu.removeprefix("GPU-")], f"{on} {gpu}"

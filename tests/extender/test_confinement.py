@@ -60,7 +60,6 @@ def test_a_pod_in_which_no_limit_can_hold_is_told_why(content: Object, expected:
         with_rights(PRIVILEGED, enforcement=""),
         with_rights(PRIVILEGED, units=1000),
         with_rights(PRIVILEGED, units=1500),
-        with_rights(PRIVILEGED, enforcement="Required"),
     ],
 )
 def test_pods_that_can_have_a_limit_or_need_none_are_judged_by_their_nodes(content: Object) -> None:
@@ -70,6 +69,23 @@ def test_pods_that_can_have_a_limit_or_need_none_are_judged_by_their_nodes(conte
 def test_while_the_runtime_classes_are_not_known_no_pod_of_one_has_a_limit() -> None:
     assert "is not known" in why(with_rights({}, runtimeClassName="nvidia"), None)
     assert why(with_rights({}), None) == ""
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "expected"),
+    [
+        ("gpuvirt.io/enforcment", "required", "gpuvirt.io/enforcment: unknown; expected gpuvirt.io/enforcement, "),
+        ("gpuvirt.io/enforcement", "Required", "'Required'; expected required, or no annotation"),
+        ("gpuvirt.io/memory", "Soft", "'Soft'; expected soft, or no annotation"),
+        ("gpuvirt.io/shares-policy", "widest", "'widest'; expected binpack or spread, or no annotation"),
+        ("gpuvirt.io/memory", "", ""),
+        ("example.com/enforcment", "required", ""),
+    ],
+)
+def test_an_annotation_that_means_nothing_is_no_request_without_a_limit(key: str, text: str, expected: str) -> None:
+    found = why({**with_rights({}, enforcement=""), "metadata": {"name": "p", "annotations": {key: text}}})
+    assert expected in found
+    assert bool(found) == bool(expected)
 
 
 async def test_the_extender_places_such_a_pod_nowhere(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_requirement_that_is_not_understood_is_met_by_no_node() -> None:
     found = index_of([node("hard", "hami-core", a=1000)])
     answer = ask(found, pod("p", 500, enforcement="Required"), "hard")
     assert answer.failed_and_unresolvable_nodes == {
-        "hard": "nvidia.com/vgpu: gpuvirt.io/enforcement: 'Required'; expected 'required', or no annotation"
+        "hard": "nvidia.com/vgpu: gpuvirt.io/enforcement: 'Required'; expected required, or no annotation"
     }
 
 

@@ -46,7 +46,14 @@ from gpuvirt.model.workers.spec import CORDONED_BY, PhaseName
 from gpuvirt.plans.knownconfigs import KnownConfigs, read_known_configs
 from gpuvirt.plans.nodeplan import types_of
 from gpuvirt.shares.awayworkers import away, local_time, read_schedules, stopped_by
-from gpuvirt.shares.confinement import RUNTIME_CLASSES, ConfinedPod, RuntimeClass, handlers_of, why_unconfined
+from gpuvirt.shares.confinement import (
+    RUNTIME_CLASSES,
+    ConfinedPod,
+    RuntimeClass,
+    handlers_of,
+    meaningless,
+    why_unconfined,
+)
 from gpuvirt.shares.index import Index
 from gpuvirt.shares.objects import demand_of_pod, needs_limits
 from gpuvirt.shares.sharing import Sharing
@@ -261,7 +268,7 @@ class _VmReader:
 def shares_seen(index: Index, sharing: Sharing, seen: PodSeen) -> SharesSeen:
     """Return the shared GPUs as they are for a pod."""
     pod = index.pod(seen.namespace, seen.name)
-    demand, needs, invalid, unknown = None, False, "", ""
+    demand, needs, invalid, unconfined = None, False, "", None
     try:
         if pod is not None:
             demand = demand_of_pod(pod, sharing.resource, sharing.whole)
@@ -269,21 +276,20 @@ def shares_seen(index: Index, sharing: Sharing, seen: PodSeen) -> SharesSeen:
     except (InvalidQuantityError, UnplaceableError) as error:
         invalid = str(error)
     except InvalidAnnotationError as error:
-        unknown = str(error)
+        unconfined = meaningless(pod, error) if pod is not None else None
     if pod is None:
         return SharesSeen(sharing.resource, demand, invalid, index.nodes, shares_of_pods(index), sharing.whole)
     nodes = {name: row.usage for name, row in index.rows_for(pod).items()}
-    names = shares_for_pod(index, pod)
     return SharesSeen(
         sharing.resource,
         demand,
         invalid,
         nodes,
-        names,
+        shares_for_pod(index, pod),
         sharing.whole,
         pod.spec.priority,
-        invalid_requirement=unknown,
         requires_limits=needs,
+        unconfined=unconfined,
         limiting=frozenset(index.limiting),
     )
 

@@ -20,7 +20,7 @@ from gpuvirt.kube.reflector import Reflector
 from gpuvirt.kube.resources import Collection, KubernetesObject, Metadata
 from gpuvirt.kube.watchevents import Listed
 from gpuvirt.model.shares import overview
-from gpuvirt.model.shares.annotations import enforcement_of
+from gpuvirt.model.shares.annotations import SHARES_ANNOTATION, enforcement_of
 from gpuvirt.model.shares.overview import PodShare, SharesOverview
 from gpuvirt.model.workers.away import AwayWorker
 from gpuvirt.shares.awayworkers import away, read_schedules
@@ -75,7 +75,7 @@ async def read_index(client: Client, sharing: Sharing) -> Index:
 def shares_of_pods(index: Index) -> Mapping[PodUid, PodShare]:
     """Return the names and the units of the pods that take units on a node."""
     return {
-        pod.uid: PodShare(pod.where, units, enforcement_of(pod.metadata.annotations.shares))
+        pod.uid: PodShare(pod.where, units, enforcement_of(pod.metadata.annotations.get(SHARES_ANNOTATION)))
         for pod, units in index.bound_pods()
     }
 

@@ -103,8 +103,8 @@ class Fence:
 
         It leads, whatever the clock of this process says: that of a paused VM may have stood still.
         """
-        value = found.metadata.annotations.fence
-        return value != known.metadata.annotations.fence and not value.startswith(self._name)
+        value = found.metadata.annotations.get(FENCE_ANNOTATION, "")
+        return value != known.metadata.annotations.get(FENCE_ANNOTATION, "") and not value.startswith(self._name)
 
     async def wake(self, pod: SharingPod) -> None:
         """Have kube-scheduler try a pod again, in whatever version it is; one that can't be changed waits."""

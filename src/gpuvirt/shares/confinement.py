@@ -62,17 +62,19 @@ class ConfinedPod(objects.SharingPod, frozen=True, gc=False):
 
 
 def why_unconfined(pod: ConfinedPod, sharing: Sharing, handlers: Handlers | None) -> Reason | None:
-    """Return why a pod that requires limits can't have one; None for pods that can, or that require none.
+    """Return why a pod that requires limits can't have one, or why that is not known; None for all others.
 
     `handlers` are None while the RuntimeClasses are not known.
     """
-    if not pod.metadata.annotations.enforcement:
+    if not pod.metadata.annotations:
         return None  # most pods: their demand is read once, by what places them
     try:
         demand = demand_of_pod(pod, sharing.resource, sharing.whole)
         requires = needs_limits(pod, demand, sharing.whole)
-    except (InvalidQuantityError, UnplaceableError, InvalidAnnotationError):
+    except (InvalidQuantityError, UnplaceableError):
         return None  # no GPU can serve it, for a reason that comes first
+    except InvalidAnnotationError as error:
+        return meaningless(pod, error)
     return next(_obstacles(pod, handlers), None) if requires else None
 
 
@@ -99,4 +101,14 @@ def _obstacles(pod: ConfinedPod, handlers: Handlers | None) -> Iterator[Reason]:
 def _obstacle(pod: ConfinedPod, why: str, seen: Seen, fix: str) -> Reason:
     message = f"requires an enforced share of a GPU, and no limit can hold in it: {why}"
     without = f"{fix}; or remove the annotation {REQUIRED_ANNOTATION}"
-    return Reason(ReasonCode.NO_LIMIT_HOLDS, f"pod {pod.where}", message, (seen,), without)
+    return _reason(pod, message, seen, without)
+
+
+def meaningless(pod: objects.SharingPod, error: InvalidAnnotationError) -> Reason:
+    """Return why a pod with an annotation that means nothing runs nowhere."""
+    seen = Seen("$.metadata.annotations", str(error))
+    return _reason(pod, "has an annotation of gpuvirt that means nothing", seen, "correct it, or remove it")
+
+
+def _reason(pod: objects.SharingPod, message: str, seen: Seen, fix: str) -> Reason:
+    return Reason(ReasonCode.NO_LIMIT_HOLDS, f"pod {pod.where}", message, (seen,), fix)

@@ -12,18 +12,19 @@ from msgspec.structs import force_setattr
 
 from gpuvirt.facts.ids import NodeName, PodUid, ResourceName
 from gpuvirt.kube.kinds import core
-from gpuvirt.kube.kinds.core import Condition, Container, SchedulingGate
+from gpuvirt.kube.kinds.core import STATIC_POD, Condition, Container, SchedulingGate
 from gpuvirt.kube.labels import CLIENT, UPGRADE_LABEL, deploy_label
 from gpuvirt.kube.resources import NODES, Collection, Resource
 from gpuvirt.model.shares.annotations import (
     FENCE_ANNOTATION,
+    LICENCE_ANNOTATION,
     LIMITS_ANNOTATION,
-    MEMORY_ANNOTATION,
-    POLICY_ANNOTATION,
+    OWN_ANNOTATIONS,
     REQUIRED_ANNOTATION,
     SHARED_GPUS_ANNOTATION,
     SHARES_ANNOTATION,
-    requires_limits,
+    VALUES,
+    InvalidAnnotationError,
 )
 from gpuvirt.model.shares.demand import (
     WHOLE,
@@ -79,14 +80,10 @@ class SharingNode(msgspec.Struct, frozen=True, gc=False):
         return NodeName(self.metadata.name)
 
 
-class PodAnnotations(msgspec.Struct, frozen=True, gc=False):
-    """The annotations of a pod that have its GPUs, its policy, its fence, and which limits it needs."""
-
-    shares: str = msgspec.field(default="", name=SHARES_ANNOTATION)
-    policy: str = msgspec.field(default="", name=POLICY_ANNOTATION)
-    enforcement: str = msgspec.field(default="", name=REQUIRED_ANNOTATION)
-    memory: str = msgspec.field(default="", name=MEMORY_ANNOTATION)
-    fence: str = msgspec.field(default="", name=FENCE_ANNOTATION)
+KNOWN = {*VALUES, SHARES_ANNOTATION, FENCE_ANNOTATION, LICENCE_ANNOTATION}
+KEPT = (OWN_ANNOTATIONS, STATIC_POD)
+"""How the keys of the annotations begin that matter here."""
+_NO_ANNOTATIONS = dict[str, str]()
 
 
 class PodMetadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -99,7 +96,14 @@ class PodMetadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     deletion_timestamp: str = ""
     labels: dict[str, str] = {}
     """By which PodDisruptionBudgets select pods."""
-    annotations: PodAnnotations = PodAnnotations()
+    annotations: dict[str, str] = _NO_ANNOTATIONS
+    """Those of gpuvirt, misspelt ones among them, and the one that names a static pod."""
+
+    def __post_init__(self) -> None:
+        """Leave out all other annotations, some of which are as long as their pods."""
+        if self.annotations:
+            own = {key: text for key, text in self.annotations.items() if key.startswith(KEPT)}
+            force_setattr(self, "annotations", own or _NO_ANNOTATIONS)
 
 
 class SchedulingGroup(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -193,8 +197,20 @@ def demand_of_pod(pod: SharingPod, resource: ResourceName, whole: Units = WHOLE)
 
 
 def needs_limits(pod: SharingPod, demand: Demand, whole: Units = WHOLE) -> bool:
-    """Return whether a pod may run only where shares are limits; raise InvalidAnnotationError."""
-    return requires_limits(pod.metadata.annotations.enforcement, demand, whole)
+    """Return whether a pod may run only where shares are limits.
+
+    Nobody else has a share of whole GPUs, so a pod that has no part of one runs anywhere. Raises
+    InvalidAnnotationError for an annotation of gpuvirt with an unknown key or value, so that no misspelt one leaves a
+    pod without its limit. An empty value counts as no annotation.
+    """
+    annotations = pod.metadata.annotations
+    for key, text in annotations.items():
+        if key.startswith(OWN_ANNOTATIONS) and key not in KNOWN:
+            raise InvalidAnnotationError(f"{key}: unknown; expected {', '.join(VALUES)}")
+        if text and text not in (values := VALUES.get(key, (text,))):
+            raise InvalidAnnotationError(f"{key}: {text[:40]!r}; expected {' or '.join(values)}, or no annotation")
+    has_part = any(0 < container.units < whole for container in demand.containers)
+    return has_part and bool(annotations.get(REQUIRED_ANNOTATION))
 
 
 def _requested(container: Container, kind: ContainerKind, resource: ResourceName) -> ContainerDemand:

@@ -7,7 +7,7 @@ import msgspec
 
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import ResourceName
-from gpuvirt.model.shares.annotations import POLICY_ANNOTATION, pod_shares
+from gpuvirt.model.shares.annotations import POLICY_ANNOTATION, SHARES_ANNOTATION, pod_shares
 from gpuvirt.model.shares.demand import WHOLE, InvalidQuantityError, Units
 from gpuvirt.model.shares.placement import GpuId, Policy, Shares
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
@@ -27,21 +27,9 @@ class Sharing(msgspec.Struct, frozen=True):
     policy: Policy = Policy.BINPACK
 
     def policy_of(self, pod: SharingPod) -> Policy:
-        """Return the policy of a pod: that of its annotation, else the cluster's."""
-        text = pod.metadata.annotations.policy
-        if not text:
-            return self.policy
-        try:
-            return Policy(text)
-        except ValueError:
-            log.info(
-                "%s: the annotation %s is %r; expected binpack or spread; using %s",
-                pod.where,
-                POLICY_ANNOTATION,
-                text[:40],
-                self.policy,
-            )
-            return self.policy
+        """Return the policy of a pod: that of its annotation, else the cluster's, also where no node gets the pod."""
+        text = pod.metadata.annotations.get(POLICY_ANNOTATION)
+        return Policy(text) if text in set(Policy) else self.policy
 
     def units_of(self, pod: SharingPod) -> Units:
         """Return the units that a pod counts for where its GPUs are not known."""
@@ -57,7 +45,7 @@ class Sharing(msgspec.Struct, frozen=True):
 
         None if they are not known, or not all among its node's `gpus`.
         """
-        text = pod.metadata.annotations.shares
+        text = pod.metadata.annotations.get(SHARES_ANNOTATION)
         if not text:
             return None
         try:

@@ -16,6 +16,7 @@ from gpuvirt.kube.jsonpatch import Op, Operation, at
 from gpuvirt.kube.kinds.core import Volume
 from gpuvirt.kube.kinds.podparts import Container as NewContainer
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
+from gpuvirt.model.shares.annotations import LICENCE_ANNOTATION
 from gpuvirt.model.shares.demand import InvalidQuantityError, units_of
 from gpuvirt.model.shares.sharedgpus import SCHEDULER
 from gpuvirt.webhook.injectedparts import (
@@ -35,8 +36,6 @@ from gpuvirt.webhook.injectedparts import (
 from gpuvirt.webhook.injectionconfig import ClassSettings, InjectionConfig, InjectionProfile, MdevRule
 from gpuvirt.webhook.pod import ContainerList, Placed, Pod
 
-LICENCE_ANNOTATION = "gpuvirt.io/licence-secret"
-"""An annotation of a pod: the Secret of its namespace that has the licence's token."""
 DEFAULT_SCHEDULER = "default-scheduler"
 _ENDING = ("Never", "OnFailure")
 """The restart policies of pods that end when their ordinary containers have ended."""

@@ -105,15 +105,6 @@ def test_a_node_whose_shares_are_no_limits_is_named_where_the_pod_requires_limit
     assert "node01 has the devices free" in fits.message
 
 
-def test_a_requirement_that_is_not_understood_is_named() -> None:
-    found = explained(
-        300, {"GPU-a": 1000}, {}, invalid_requirement="gpuvirt.io/enforcement: 'yes'; expected 'required'"
-    )
-    assert found.blocker is not None
-    assert found.blocker.code is FindingCode.INVALID_SHARE
-    assert "gpuvirt.io/enforcement: required" in found.blocker.fix[0]
-
-
 def test_a_pod_in_which_no_limit_can_hold_is_blocked_by_its_own_request() -> None:
     reason = Reason(ReasonCode.NO_LIMIT_HOLDS, "pod ml/new", "requires an enforced share", (), "remove it")
     found = explained(300, {"GPU-a": 1000}, {}, requires_limits=True, unconfined=reason)

@@ -25,6 +25,8 @@ from gpuvirt.kube.failures import ApiError, ConflictError, NotFoundError
 from gpuvirt.kube.kinds.core import ENDED, STATIC_POD, AnyObject
 from gpuvirt.kube.resources import Collection, Resource, pods
 from gpuvirt.model.shares.annotations import (
+    MEMORY_ANNOTATION,
+    POLICY_ANNOTATION,
     SHARES_ANNOTATION,
     SOFT,
     InvalidAnnotationError,
@@ -35,18 +37,10 @@ from gpuvirt.model.shares.annotations import (
 from gpuvirt.model.shares.node.choice import PodOnNode
 from gpuvirt.model.shares.placement import Policy
 from gpuvirt.shares.confinement import ConfinedPod, Handlers, RuntimeClass, handlers_of, why_unconfined
-from gpuvirt.shares.objects import PodAnnotations, PodMetadata, PodStatus, demand_of_pod, needs_limits
+from gpuvirt.shares.objects import PodStatus, demand_of_pod, needs_limits
 from gpuvirt.shares.sharing import Sharing
 
 log = logging.getLogger(__name__)
-
-
-class _Annotations(PodAnnotations, frozen=True, gc=False):
-    static_pod: str = msgspec.field(default="", name=STATIC_POD)
-
-
-class _Metadata(PodMetadata, frozen=True, gc=False, rename="camel"):
-    annotations: _Annotations = _Annotations()
 
 
 class _Status(PodStatus, frozen=True, gc=False):
@@ -56,13 +50,12 @@ class _Status(PodStatus, frozen=True, gc=False):
 class RequestingPod(ConfinedPod, frozen=True):
     """A pod with the requests of its containers, and whether they have ended."""
 
-    metadata: _Metadata
     status: _Status = _Status()
 
     @property
     def kubelet_uid(self) -> PodUid:
         """The UID that the kubelet has for the pod."""
-        return PodUid(self.metadata.annotations.static_pod or self.metadata.uid)
+        return PodUid(self.metadata.annotations.get(STATIC_POD) or self.metadata.uid)
 
     @property
     def has_ended(self) -> bool:
@@ -112,7 +105,7 @@ def pod_on_node(pod: RequestingPod, sharing: Sharing, handlers: Handlers | None)
         return None
     if not demand.containers:
         return None
-    text = pod.metadata.annotations.shares or None
+    text = pod.metadata.annotations.get(SHARES_ANNOTATION) or None
     try:
         desired = pod_shares(text, demand, sharing.whole) if text is not None else None
     except InvalidAnnotationError as error:
@@ -120,10 +113,9 @@ def pod_on_node(pod: RequestingPod, sharing: Sharing, handlers: Handlers | None)
         desired = None
     try:
         requires = needs_limits(pod, demand, sharing.whole)
-    except InvalidAnnotationError as error:
-        log.warning("pod %s starts only on a node that enforces shares: %s", pod.where, error)
-        requires = True
-    policy = pod.metadata.annotations.policy
+    except InvalidAnnotationError:
+        requires = True  # and it does not start: `why_unconfined` says why
+    policy = pod.metadata.annotations.get(POLICY_ANNOTATION)
     return PodOnNode(
         pod.uid,
         pod.metadata.namespace,
@@ -135,7 +127,7 @@ def pod_on_node(pod: RequestingPod, sharing: Sharing, handlers: Handlers | None)
         annotation=text,
         requires_limits=requires,
         unconfined=why_unconfined(pod, sharing, handlers),
-        soft_memory=pod.metadata.annotations.memory == SOFT,
+        soft_memory=pod.metadata.annotations.get(MEMORY_ANNOTATION) == SOFT,
     )
 
 

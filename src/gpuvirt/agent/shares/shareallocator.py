@@ -98,12 +98,12 @@ class GpuChoice:
             found = choose(pod, node, shares.records, (shares.pods.known or {}).values())
             if found is None:
                 raise AllocationRefusedError(closed or shares.state.get().closed_by or self._no_room(pod, node))
+            if pod.unconfined is not None:
+                raise AllocationRefusedError(pod.unconfined)
             new = record_of(pod.namespace, pod.name, pod.demand, found.containers)
             record = with_limits(new, node, requires=pod.requires_limits, soft=pod.soft_memory)
             if isinstance(record, Reason):
                 raise AllocationRefusedError(record)
-            if pod.unconfined is not None:
-                raise AllocationRefusedError(pod.unconfined)
             try:
                 with self._pending(pod.uid, record, unit):
                     await shares.store.save(shares.store.records.get().with_pod(pod.uid, record))

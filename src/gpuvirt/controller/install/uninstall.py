@@ -46,6 +46,7 @@ from gpuvirt.kube.labels import (
 )
 from gpuvirt.kube.resources import NODES, Collection, KubernetesObject, Metadata, Resource, config_maps, pods
 from gpuvirt.model.offers import discovery
+from gpuvirt.model.shares.annotations import SHARES_ANNOTATION
 from gpuvirt.model.workers.spec import CORDONED_BY
 from gpuvirt.shares.nodekeys import keys_without_shares
 from gpuvirt.shares.objects import SHARING_PODS, SharingPod
@@ -85,7 +86,7 @@ def by_node(pods: Iterable[SharingPod], nodes: Iterable[str]) -> PodsByNode:
     """Return the pods with shares on these nodes; extender or agent have written the annotation of each."""
     known, found = frozenset(nodes), dict[str, tuple[str, ...]]()
     for pod in sorted(pods, key=lambda pod: pod.where):
-        if pod.metadata.annotations.shares and pod.spec.node_name in known:
+        if pod.metadata.annotations.get(SHARES_ANNOTATION) and pod.spec.node_name in known:
             found[pod.spec.node_name] = (*found.get(pod.spec.node_name, ()), pod.where)
     return found
 

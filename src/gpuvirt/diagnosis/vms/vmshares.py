@@ -33,8 +33,6 @@ class SharesSeen(msgspec.Struct, frozen=True):
     whole: Units = WHOLE
     priority: int = 0
     """The priority of the pod."""
-    invalid_requirement: str = ""
-    """Why it is not known whether the pod requires limits."""
     requires_limits: bool = False
     """Whether the pod runs only where shares are limits."""
     unconfined: Reason | None = None
@@ -44,17 +42,9 @@ class SharesSeen(msgspec.Struct, frozen=True):
 
 
 def invalid_request(subject: str, shares: SharesSeen | None) -> Finding | None:
-    """Return the finding for a request that no GPU can serve, or for a requirement that no node can meet."""
+    """Return the finding for a request that no GPU can serve, or for annotations that no node can follow."""
     if shares is not None and shares.unconfined is not None:
         return of_reason(shares.unconfined, Level.ERROR)
-    if shares is not None and shares.invalid_requirement:
-        return problem(
-            FindingCode.INVALID_SHARE,
-            subject,
-            "has an annotation with an unknown value, so no node fits",
-            (Seen("$.metadata.annotations", shares.invalid_requirement),),
-            fix=(f"create it again with {REQUIRED_ANNOTATION}: {REQUIRED}, or without the annotation",),
-        )
     if shares is None or not shares.invalid:
         return None
     return problem(

@@ -133,8 +133,7 @@ class FindingCode(Code):
     )
     INVALID_SHARE = _workload(
         "InvalidShare",
-        "a container requests more units than a GPU has, but not whole GPUs, or `gpuvirt.io/enforcement` is not"
-        " `required`",
+        "a container requests more units than a GPU has, but not whole GPUs",
     )
     NODE_NOT_READY = _workload("NodeNotReady", "the node is not ready")
     NODE_CORDONED = _workload("NodeCordoned", "the node is cordoned")

@@ -89,7 +89,8 @@ class ReasonCode(Code):
     NO_LIMIT_HOLDS = _not_offered(
         "NoLimitHolds",
         "the pod requires an enforced share (`gpuvirt.io/enforcement`), and no limit can hold in it: a container is"
-        " privileged, or has hostPID and SYS_ADMIN, or the handler of its RuntimeClass is that of another kernel",
+        " privileged, or has hostPID and SYS_ADMIN, or the handler of its RuntimeClass is that of another kernel."
+        " Or its annotations have an unknown key or value under `gpuvirt.io/`",
     )
     WITHDRAWN = _not_offered("Withdrawn", "the device returns to the host, or its vGPU is not desired", Level.OK)
     LEAVES_AFTER_POD = _not_offered(

@@ -15,7 +15,7 @@ from gpuvirt.errors import DamagedError
 from gpuvirt.model.desired.settings import Enforcement
 from gpuvirt.model.reasons import count_of
 from gpuvirt.model.shares.demand import WHOLE, ContainerName, Demand, Units, most_at_a_time
-from gpuvirt.model.shares.placement import GpuId, Placement, Shares
+from gpuvirt.model.shares.placement import GpuId, Placement, Policy, Shares
 
 T = TypeVar("T")
 
@@ -38,10 +38,15 @@ MEMORY_ANNOTATION = "gpuvirt.io/memory"
 SOFT = "soft"
 POLICY_ANNOTATION = "gpuvirt.io/shares-policy"
 """Of a pod: `binpack` or `spread`, in place of the cluster's policy."""
+LICENCE_ANNOTATION = "gpuvirt.io/licence-secret"
+"""Of a pod in a VM: the Secret with its licence token, which the webhook mounts."""
+OWN_ANNOTATIONS = "gpuvirt.io/"
+VALUES = {REQUIRED_ANNOTATION: (REQUIRED,), MEMORY_ANNOTATION: (SOFT,), POLICY_ANNOTATION: tuple(Policy)}
+"""The annotations that users write, with their values."""
 
 
 class InvalidAnnotationError(DamagedError):
-    """An annotation that does not describe shares, or not those that the pod requests."""
+    """An annotation that does not describe shares, or not those that the pod requests, or that means nothing."""
 
 
 class PodShares(msgspec.Struct, frozen=True):
@@ -102,17 +107,6 @@ def enforcement_of(text: str | None) -> str:
         return _decode(SHARES_ANNOTATION, text or "{}", _Enforced).enforcement
     except InvalidAnnotationError:
         return Enforcement.NONE
-
-
-def requires_limits(text: str, demand: Demand, whole: Units = WHOLE) -> bool:
-    """Return whether a pod may run only where shares are limits, by the text of its annotation; empty: it has none.
-
-    Nobody else has a share of whole GPUs, so a pod that has no part of one runs anywhere. Raises
-    InvalidAnnotationError.
-    """
-    if text not in {"", REQUIRED}:
-        raise InvalidAnnotationError(f"{REQUIRED_ANNOTATION}: {text[:40]!r}; expected {REQUIRED!r}, or no annotation")
-    return bool(text) and any(0 < container.units < whole for container in demand.containers)
 
 
 def pod_shares_text(chosen: Placement, enforcement: Enforcement = Enforcement.NONE) -> str:
