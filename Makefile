@@ -45,6 +45,7 @@ test-cluster: .venv/made-for-dev  ## Run the tests on a real Kubernetes node and
 lab-prepare: .venv/made-for-dev  ## Fetch and build all that the labs need, once: a vCenter, Kubernetes, helm, a base image, Kata's witness, kernels
 	@$(VENV)/python -m lab.vsphere
 	@$(VENV)/python -m lab.cluster build
+	@$(VENV)/python -m lab.dra
 	@$(VENV)/python -m lab.cluster base
 	@$(VENV)/python -m lab.kata
 	@$(VENV)/python -m lab.kernel prepare groups

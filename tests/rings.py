@@ -28,6 +28,8 @@ from lab.cluster.golang import GO
 from lab.cluster.helm import helm, helm_lacks
 from lab.cluster.kwok import kwok
 from lab.cluster.leftovers import another_kubelet, vfio_of_its_own
+from lab.dra.allocator import lacks as allocator_lacks
+from lab.dra.allocator import program as allocator_program
 from lab.kata.witness import witness, witness_lacks
 from lab.libvirt.host import PACKAGES as LIBVIRT_PACKAGES
 from lab.libvirt.host import lacks as libvirt_lacks
@@ -162,6 +164,13 @@ RINGS = {
         f"python -m lab.kata as root, with a Go of version {'.'.join(map(str, GO))} or later",
         1,
         (witness,),
+    ),
+    "dra": Ring(
+        "Kubernetes' own allocator of claims",
+        allocator_lacks,
+        "python -m lab.dra, which fetches a Go where there is none",
+        1,
+        (allocator_program,),
     ),
     "vsphere": Ring(
         "a simulated vCenter",

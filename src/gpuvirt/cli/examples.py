@@ -20,6 +20,8 @@ EXAMPLES: Mapping[str, str] = {
     "gpuvirt shares -w": "the same after each change",
     "gpuvirt plan node/node01 --workload vm-passthrough": "what a label of the workload would change on a node",
     "gpuvirt plan node/node01 --vgpu-config A10-4Q": "what a label of the vGPU config would change",
+    "gpuvirt slices --dry-run": "the shapes of each GPU of this host for claims (DRA)",
+    "gpuvirt slices --dry-run -o yaml": "the ResourceSlices",
     "gpuvirt support": "write an archive to this folder",
     "gpuvirt support --hide-names -o node01.tar.gz": "the same without names of pods and VMs",
     "gpuvirt vfio status": "the driver of each GPU, and whether the GPU can be bound for VMs",

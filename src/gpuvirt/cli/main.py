@@ -48,6 +48,7 @@ COMMANDS = {
     "status": Command(LOOK, "diagnosis.status", "Show whether gpuvirt and its components on nodes are ready."),
     "shares": Command(LOOK, "diagnosis.shares", "Show the shared GPUs of the cluster, and their free units."),
     "plan": Command(LOOK, "diagnosis.plan", "Preview the changes that a label would make on a node."),
+    "slices": Command(LOOK, "changes.slices", "Show in which shapes claims (DRA) could get this host's GPUs."),
     "support": Command(LOOK, "diagnosis.support", "Pack the state of this host's GPUs into one archive."),
     "vfio": Command(CHANGE, "changes.vfio", "Bind GPUs to a VFIO driver for VMs, or back to the host's."),
     "vgpu": Command(CHANGE, "changes.vgpu", "Create and delete vGPUs, and apply vGPU configs."),

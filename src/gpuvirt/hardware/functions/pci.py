@@ -87,6 +87,15 @@ def read_group(kernel: Kernel, address: PciAddress) -> IommuGroup | Unread | Non
     return attributes.understood(path, name, parse_iommu_group) if isinstance(name, str) else name
 
 
+def read_root(kernel: Kernel, address: PciAddress) -> str | None:
+    """Return the PCI host bridge of a function, `pci0000:16`; None where its link does not show it."""
+    try:
+        target = kernel.readlink(attribute(address, "")).split("/")
+    except OSError:
+        return None
+    return next((part for part in target if part.startswith("pci")), None)
+
+
 def read_id(kernel: Kernel, address: PciAddress) -> PciId | Unread | None:
     """Return the current vendor and device id of a function."""
     return _read_pair(kernel, attribute(address, "vendor"), attribute(address, "device"))

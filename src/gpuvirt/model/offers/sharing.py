@@ -86,7 +86,7 @@ def share_gpus(inventory: Inventory, inputs: ShareInputs, before: HealthVerdict,
     gpus: list[SharedGpu] = []
     memory_mib: dict[GpuId, int] = {}
     for address in shared:
-        found = _sized(inventory, address, whole)
+        found = sized(inventory, address, whole)
         if limits is not None and limits.value.is_limit:
             found = _with_memory(inventory, found, settings, limits.value, memory_mib)
         against = verdict.health(_key(resource, address)).against
@@ -204,7 +204,7 @@ def _symptoms(inventory: Inventory, address: PciAddress, former: FormerTenants) 
         yield unreset
 
 
-def _sized(inventory: Inventory, address: PciAddress, whole: Units) -> SharedGpu:
+def sized(inventory: Inventory, address: PciAddress, whole: Units) -> SharedGpu:
     """Return a GPU with its id and units, or the reason why it can't be shared at all."""
     function, ids = inventory.facts.functions[address], inventory.facts.device_ids
     if (reason := _why_not_native(function)) is not None:

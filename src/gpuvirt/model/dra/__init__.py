@@ -1,0 +1,1 @@
+"""GPUs as devices of Dynamic Resource Allocation: shapes, counters that keep them apart, and ResourceSlices."""
