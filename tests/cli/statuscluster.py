@@ -46,6 +46,7 @@ NO_SECRET = {
     "message": 'secret "licence" not found',
     "lastTimestamp": "2026-01-01T00:00:00Z",
 }
+NO_DNS = {**NO_SECRET, "reason": "MissingClusterDNS", "lastTimestamp": "2026-01-01T00:02:00Z"}
 
 
 class Cluster:
@@ -70,7 +71,7 @@ class Cluster:
         if call.path.startswith(f"/api/v1/namespaces/{NAMESPACE}/pods"):
             return items(*self.pods)
         if call.path == f"/api/v1/namespaces/{NAMESPACE}/events":
-            return items(PULLED, NO_SECRET) if self.may_read_events else FORBIDDEN
+            return items(PULLED, NO_SECRET, NO_DNS) if self.may_read_events else FORBIDDEN
         nodes = self.selected if "labelSelector=rack%3Db" in call.target else self.nodes
         return items(*nodes) if call.path == "/api/v1/nodes" else items()
 

@@ -345,6 +345,10 @@ async def ask(client: Client, namespace: Namespace) -> ClusterStatus:
     )
 
 
+NO_CLUSTER_DNS = "MissingClusterDNS"
+"""The kubelet's warning at each start of a pod on a node without cluster DNS: it stops none."""
+
+
 async def _causes(client: Client, namespace: Namespace, pods: Iterable[Pod]) -> Mapping[str, str]:
     """Return what events say about each pod whose status does not say why it is not ready, by uid: best a warning.
 
@@ -359,7 +363,7 @@ async def _causes(client: Client, namespace: Namespace, pods: Iterable[Pod]) -> 
     except ForbiddenError:
         return NO_CAUSES
     by_pod: dict[str, list[SeenEvent]] = {uid: [] for uid in asked}
-    for event in seen:
+    for event in (event for event in seen if event.reason != NO_CLUSTER_DNS):
         by_pod.get(event.involved_object.uid, []).append(event)
     return {
         uid: newest(event for event in events if event.type == EventLevel.WARNING) or newest(events)

@@ -15,6 +15,7 @@ from gpuvirt.diagnosis.findings import Finding, listed, of_reason, problem
 from gpuvirt.diagnosis.target import no_device, no_gpu, no_resource, no_such_uuid, pci_address
 from gpuvirt.facts.ids import PciAddress, slot_of
 from gpuvirt.facts.pci import FunctionKind, Unread
+from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.allocation.pluginanswers import is_nvidias_id
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.inventory.isolation import group_blockers
@@ -275,6 +276,11 @@ class _Explainer:
         function = self._evidence.function(self._gpu.address)
         group = own.live.group if own is not None else function.iommu_group if function is not None else None
         if isinstance(group, int):
+            is_mdev = own is not None and own.framework is Framework.MDEV  # the host's driver isolates it
+            found = next(iommu.interrupt_remapping(self._evidence), None) if not is_mdev else None
+            if found is not None and found.level is Level.ERROR:
+                message = f"in IOMMU group {group}, but {found.subject} {found.message}"
+                return StageResult(StageName.IOMMU_GROUP, message, found)
             return self._stage(StageName.IOMMU_GROUP, f"in IOMMU group {group}")
         if isinstance(group, Unread):
             reason = refusals.unread(self._id, group)

@@ -307,7 +307,7 @@ class _Planning(msgspec.Struct, frozen=True):
         counts = {VgpuType(name): count for name, count in (outcome.vgpus or {}).items()}
         if outcome.changes and any(not modes.fits(card, counts) for card in may_mix):
             yield MIXED_MODE
-        if moves:
+        if moves or changes:
             yield HOST_ONLY
         if changes and gpu.mode in {Mode.CONTAINER, Mode.SHARED}:
             yield OTHER_PLUGINS

@@ -338,6 +338,10 @@ CASES = {
         replace(STARTED, pod=replace(WAITS, requests={"nvidia.com/GA102_A10": 1})),
         (VmStageName.SCHEDULED, FindingCode.NO_SUCH_RESOURCE, f"deviceName: {A10}"),
     ),
+    "another size is no slip": (
+        replace(STARTED, pod=replace(WAITS, requests={"nvidia.com/GA102GL_A16": 1})),
+        (VmStageName.SCHEDULED, FindingCode.NO_SUCH_RESOURCE, "gpuvirt status"),
+    ),
     "offered nowhere at all": (
         replace(STARTED, nodes=(PLAIN,)),
         (VmStageName.SCHEDULED, FindingCode.NO_SUCH_RESOURCE, "gpuvirt status"),
@@ -472,6 +476,19 @@ def test_the_blocker_is_shown_first_and_fits(
     assert lines[2] == "Blocked by:"
     assert str(found.blocker.code) in lines[3]
     assert all(len(line) <= 80 or line.startswith(" " * 9) for line in lines)
+
+
+def test_a_pod_is_told_to_request_the_resource_that_it_means() -> None:
+    target, asks = ObjectRef(ObjectKind.POD, LAUNCHER, "team"), replace(WAITS, requests={"nvidia.com/GA102_A10": 1})
+    found = explain(replace(STARTED, target=target, pod=asks))
+    assert found.blocker is not None
+    assert found.blocker.fix == (f"resources.limits: {A10}",)
+
+
+def test_a_scheduler_that_has_not_answered_is_named() -> None:
+    found = explain(replace(STARTED, pod=replace(WAITS, scheduler="gpuvirt-sched")))
+    assert found.blocker is not None
+    assert "'gpuvirt-sched'; gpuvirt's is gpuvirt-scheduler" in found.blocker.fix[0]
 
 
 def test_each_node_has_its_obstacle_and_the_nearest_fit_is_first() -> None:

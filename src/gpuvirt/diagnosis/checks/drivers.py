@@ -114,7 +114,9 @@ def modprobe_rules(evidence: Evidence) -> Iterator[Finding]:
             yield unread("the configuration of modprobe", "could not be read", file)
     for rule, steps in _blocks(setup, lambda module: module.startswith("vfio")):
         reason = refusals.vfio_blocked(rule)
-        yield of_reason(reason, reason.code.level, *steps, why="without them no GPU can be passed to a VM")
+        is_loaded = "vfio_pci" in setup.modules.known
+        why = "loaded now, but not after a boot" if is_loaded else "without them no GPU can be passed to a VM"
+        yield of_reason(reason, Level.WARNING if is_loaded else reason.code.level, *steps, why=why)
     for where, text, desired in _ids(evidence, _rules(setup)):
         yield from _not_bound(evidence, where, text, desired)
 

@@ -70,6 +70,7 @@ class PodSeen(msgspec.Struct, frozen=True):
     vm: str = ""
     """The VM, if the pod is a virt-launcher pod."""
     uid: str = ""
+    scheduler: str = "default-scheduler"
 
     @property
     def user(self) -> str:
@@ -213,6 +214,7 @@ def pod_seen(pod: core.WholePod) -> PodSeen:
         name=pod.metadata.name,
         namespace=pod.metadata.namespace,
         uid=pod.metadata.uid,
+        scheduler=pod.spec.scheduler_name,
         phase=pod.status.phase,
         node=pod.spec.node_name,
         reason=pod.status.reason,

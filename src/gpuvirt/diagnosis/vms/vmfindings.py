@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpuvirt.diagnosis.checks.kubevirt import host_device_gate, not_permitted_by, permitted_entry
 from gpuvirt.diagnosis.findings import Finding, listed, of_reason, problem
-from gpuvirt.diagnosis.vms.vmevidence import DeviceSeen, ObjectKind, VmEvidence
-from gpuvirt.diagnosis.vms.vmnodes import NodeFit
+from gpuvirt.diagnosis.vms.vmevidence import OTHER_PROVIDERS, DeviceSeen, ObjectKind, PodSeen, VmEvidence
+from gpuvirt.diagnosis.vms.vmnodes import NodeFit, meant
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.kinds.core import Condition, condition
 from gpuvirt.kube.kinds.kubevirt import Vm
@@ -14,6 +14,7 @@ from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, code_in
 from gpuvirt.model.reasons.clusterproblems import pod_missing
 from gpuvirt.model.reasons.codes import Level
+from gpuvirt.model.shares.sharedgpus import SCHEDULER
 from gpuvirt.model.workers.spec import SAVED_STRATEGY
 
 _REFUSAL = re.compile(r"desc = \S+: (?P<code>[A-Z][A-Za-z]+): (?P<text>.*?)(?:, which is unexpected.*)?$", re.DOTALL)
@@ -57,7 +58,7 @@ def not_scheduled(evidence: VmEvidence, verdicts: Sequence[NodeFit]) -> Finding 
         return None
     scheduled = condition(pod.conditions, "PodScheduled")
     message = scheduled.text if scheduled is not None else ""
-    seen = Seen(f"{pod.user} $.status.conditions PodScheduled", message or "not set by the scheduler yet")
+    seen = Seen(f"{pod.user} $.status.conditions PodScheduled", message or f"not set by {pod.scheduler} yet")
     if pod.gates:
         return problem(
             FindingCode.UNSCHEDULABLE,
@@ -80,7 +81,7 @@ def not_scheduled(evidence: VmEvidence, verdicts: Sequence[NodeFit]) -> Finding 
         pod.user,
         f"has no node yet{where}",
         (seen,),
-        fix=tuple(_scheduler_fix(pod.name, pod.namespace, message)),
+        fix=tuple(_scheduler_fix(pod, message)),
     )
 
 
@@ -132,24 +133,28 @@ def _offered_nowhere(evidence: VmEvidence, verdicts: Sequence[NodeFit], seen: Se
     for name in evidence.requests:
         if name in offered:
             continue
-        near = nearest(name, offers)
+        counted = (other for other in offered if "/" in other and not other.startswith(OTHER_PROVIDERS))
+        names = sorted({*offers, *counted})
+        guess, fix = meant(evidence, name, names)
         return problem(
             FindingCode.NO_SUCH_RESOURCE,
             name,
-            f"is offered by no node{f'; did you mean {near}?' if near else ''}",
-            (Seen("offered in this cluster", listed(offers) or "nothing"), seen),
-            fix=(f"deviceName: {near}",) if near else ("gpuvirt status", "gpuvirt devices, on a node with GPUs"),
+            f"is offered by no node{guess}",
+            (Seen("offered in this cluster", listed(names) or "nothing"), seen),
+            fix=(fix,) if fix else ("gpuvirt status", "gpuvirt devices, on a node with GPUs"),
         )
     return None
 
 
-def _scheduler_fix(pod: str, namespace: str, message: str) -> Iterator[str]:
+def _scheduler_fix(pod: PodSeen, message: str) -> Iterator[str]:
+    if not message and pod.scheduler not in {"default-scheduler", SCHEDULER}:
+        yield f"$.spec.schedulerName is {pod.scheduler!r}; gpuvirt's is {SCHEDULER}: create the pod again with that"
     for resource in ("memory", "cpu"):
         if f"Insufficient {resource}" in message:
             yield f"request less {resource}, or free some on a node that has the devices"
     if "Insufficient devices.kubevirt.io/" in message:
         yield "gpuvirt doctor, on a node that has the devices: KubeVirt has no /dev/kvm there"
-    yield f"kubectl describe pod {pod} -n {namespace}"
+    yield f"kubectl describe pod {pod.name} -n {pod.namespace}"
 
 
 def not_admitted(evidence: VmEvidence) -> Finding | None:

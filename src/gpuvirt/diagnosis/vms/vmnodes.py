@@ -1,12 +1,20 @@
 """The nodes that could run a VM or pod that requests devices, and the first obstacle on each."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from gpuvirt.diagnosis.findings import Finding, listed, of_reason, problem
 from gpuvirt.diagnosis.vms import vmshares
-from gpuvirt.diagnosis.vms.vmevidence import GpuNodeSeen, NodeSeen, OnDemandGpu, PodSeen, VmEvidence
+from gpuvirt.diagnosis.vms.vmevidence import (
+    GpuNodeSeen,
+    NodeSeen,
+    ObjectKind,
+    OnDemandGpu,
+    PodSeen,
+    VmEvidence,
+)
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.kinds.gpunode import Offered
 from gpuvirt.kube.labels import driver_upgrade_in
@@ -115,6 +123,20 @@ def judge_nodes(evidence: VmEvidence) -> tuple[NodeFit, ...]:
     return tuple(judge.verdict() for judge in sorted(judges, key=_Judge.order))
 
 
+def meant(evidence: VmEvidence, name: str, offered: Sequence[str]) -> tuple[str, str]:
+    """Return the end of a sentence about a resource that is not offered, and what to write; empty without a guess.
+
+    A name with another number is another size, and no slip.
+    """
+    if evidence.shares is not None and name == evidence.shares.resource:
+        return "", "kubectl label node NODE --overwrite nvidia.com/gpu.workload.config=shared"
+    near = nearest(name, offered)
+    if near is None or re.sub(r"\d+", "", near) == re.sub(r"\d+", "", name):
+        return "", ""
+    field = "resources.limits" if evidence.target.kind is ObjectKind.POD else "deviceName"
+    return f"; did you mean {near}?", f"{field}: {near}"
+
+
 class _Judge:
     """The obstacles of one node: those that make it useless first, those that are easy to remove last."""
 
@@ -175,12 +197,12 @@ class _Judge:
             if counted or name in self._agent.withheld or (offer is not None and has):
                 continue
             offered = [other.name for other in self._agent.offers if other.healthy]
-            near = nearest(name, offered)
+            guess, fix = meant(self._evidence, name, offered)
             return self._finding(
-                f"does not offer {name}{f'; did you mean {near}?' if near else ''}",
+                f"does not offer {name}{guess}",
                 FindingCode.NO_SUCH_RESOURCE,
                 Seen(self._place, f"offers {listed(offered) or 'no resource'}"),
-                f"deviceName: {near}" if near else f"gpuvirt devices, on {self._node.name}, shows why not",
+                fix or f"gpuvirt devices, on {self._node.name}, shows why not",
             )
         return None
 

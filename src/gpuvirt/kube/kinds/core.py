@@ -270,6 +270,7 @@ class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 class WholePodSpec(PodSpec, frozen=True, gc=True, rename="camel"):
     """The node of a pod, the nodes that it can be scheduled on, the requests of its containers, and its volumes."""
 
+    scheduler_name: str = "default-scheduler"
     node_selector: dict[str, str] = {}
     tolerations: tuple[Toleration, ...] = ()
     containers: tuple[Container, ...] = ()

@@ -231,13 +231,13 @@ def unmapped_reasons(function: PciFunction, unmapped: Iterable[Allocation]) -> I
     if function.kind is not FunctionKind.GPU or not isinstance(function.driver, str) or function.on_vfio:
         return
     for allocation in unmapped:
-        if vendor_of(allocation) in {None, function.id.vendor}:
+        if (vendor := vendor_of(allocation)) in {None, function.id.vendor}:
+            if_no_gpu = "; if the resource is no GPU, add it to `resources_without_gpus` in the agent's settings"
             yield Reason(
                 ReasonCode.ALLOCATION_UNMAPPED,
                 function.address,
                 f"may be allocated to {allocation.pod}, which has {allocation.resource}: {allocation.device}; gpuvirt"
                 " can't map this id to a GPU of this host",
                 (Seen("the kubelet's checkpoint and pod-resources API"),),
-                f"{refusals.WAIT_FOR_POD}; if the resource is no GPU, add it to `resources_without_gpus` in the agent's"
-                " settings",
+                refusals.WAIT_FOR_POD + (if_no_gpu if vendor is None else ""),
             )

@@ -226,6 +226,8 @@ def why_native(inventory: Inventory, function: PciFunction) -> Reason:
     """Return why a function, on no VFIO driver, can't be offered as a whole."""
     if isinstance(function.driver, Unread):
         return refusals.unread(function.address, function.driver)
+    if function.fell_off_bus:
+        return refusals.fell_off_bus(function.address, function.address)
     if function.driver is None:
         return _without_driver(inventory, function)
     if function.virtfns:
@@ -310,8 +312,8 @@ def _gpu_without_vgpus(
         )
     elif has_mig:  # in MIG mode the driver lists a type only where a GPU instance of its size is free
         fix = (
-            "if nvidia-smi shows MIG mode, it has no GPU instance: gpuvirt vgpu apply -c TYPE, for which TYPE is a"
-            " MIG-backed type of gpuvirt vgpu types, creates them; else end the processes that occupy the GPU"
+            f"if nvidia-smi shows MIG mode, it has no GPU instance: gpuvirt vgpu create {address} TYPE, where TYPE"
+            " is a MIG-backed type of gpuvirt vgpu types, makes one; else end the processes that occupy the GPU"
         )
     else:
         fix = "no type can be created now: end the processes that occupy the GPU's capacity (nvidia-smi)"

@@ -101,6 +101,12 @@ def no_vgpu_host(function: PciFunction, why: str) -> Reason:
     return _no_host(function.address, why, fix, driver_link(function.address, function.driver))
 
 
+def vfs_off(gpu: PciAddress) -> Reason:
+    """The GPU has no VFs yet, of which each carries a vGPU."""
+    fix = "end what uses it: then gpuvirt's agent, or vgpu apply, switches them on, with the vGPU manager's driver"
+    return _no_host(gpu, "its VFs are off", fix, Seen(sysfs.device_path(gpu, "sriov_numvfs"), "0"))
+
+
 def gone(gpu: PciAddress) -> Reason:
     """The GPU was unplugged, or never existed."""
     fix = "gpuvirt devices lists the GPUs"

@@ -90,12 +90,7 @@ def plan_gpu(function: PciFunction, gpu_state: GpuState | None, desired: Desired
     if gpu_state is None:
         if not (desired.on_demand or any(desired.types.values())):
             return VgpuPlan(gpu)
-        if (
-            _is_native(function)
-            and function.id.vendor == NVIDIA
-            and bool(function.sriov_total_vfs)
-            and not function.virtfns
-        ):
+        if _lacks_vfs(function):
             return VgpuPlan(gpu, steps=(EnableVfs(gpu),))
         return VgpuPlan(gpu, refusals=(no_host(function),))
     if desired.on_demand:
@@ -127,10 +122,17 @@ def _is_native(function: PciFunction) -> bool:
     return isinstance(function.driver, str) and not function.on_vfio and not function.is_idle
 
 
+def _lacks_vfs(function: PciFunction) -> bool:
+    has_vfs = bool(function.sriov_total_vfs)
+    return _is_native(function) and function.id.vendor == NVIDIA and has_vfs and not function.virtfns
+
+
 def no_host(function: PciFunction) -> Reason:
     """Return why a GPU can't carry vGPUs with its present driver."""
     if _is_native(function) and catalog.in_display_mode(function):
         return shortfalls.display_mode(function)
+    if _lacks_vfs(function):
+        return shortfalls.vfs_off(function.address)
     return shortfalls.no_vgpu_host(function, _why_no_host(function))
 
 
