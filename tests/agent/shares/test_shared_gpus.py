@@ -12,7 +12,7 @@ from gpuvirt.hardware.scan import scan
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.allocation.ledger import KubeletAccount
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.desired.observed import NodeRequest, Observed, StateName
+from gpuvirt.model.desired.observed import NodeRequest, Observed, Progress, StateName
 from gpuvirt.model.desired.settings import Enforcement, Settings, ShareSettings
 from gpuvirt.model.inventory.inventory import Mode
 from gpuvirt.model.offers.view import NodeView
@@ -134,6 +134,28 @@ async def test_pods_with_units_keep_the_gpus_on_their_driver(simulated: Simulate
             await node.report_account()
             await node.advance(20)
         assert {kernel.pci.functions[PciAddress(gpu)].driver for gpu in T4} == {"vfio-pci"}
+
+
+async def test_a_gpu_with_a_share_is_not_said_to_give_vgpus_on_demand(simulated: Simulated, tmp_path: Path) -> None:
+    async with sharing_node(simulated("4xL40S"), tmp_path, Settings(workload_label=True)) as node:
+
+        async def state_of(workload: str) -> Progress | None:
+            node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None), Observed(workload)))
+            for _ in range(6):
+                await node.advance(5)
+                await node.report_account()
+            return node.agent.reports.workload.get()
+
+        await state_of("shared")
+        gpu = node.view.gpus[0]
+        node.hold("nvidia.com/gpu", uuid(gpu.address), pod="infer-1")
+        waits = await state_of("on-demand")
+        assert waits is not None
+        assert (waits.name, "pod default/infer-1" in waits.reason) == (StateName.PENDING, True)
+        (reason,) = node.view.gpus[0].reasons
+        assert "its VFs are off" in reason.message
+        node.free(uuid(gpu.address))
+        assert await state_of("on-demand") == Progress(StateName.SUCCESS)
 
 
 async def test_single_gpus_are_shared_beside_others_for_containers_and_vms(

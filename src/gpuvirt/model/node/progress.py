@@ -19,26 +19,32 @@ def of_workload(
 ) -> Progress | None:
     """Return the progress of the desired drivers; None if the cluster does not set them.
 
-    A GPU that is used whole must not carry vGPUs either.
+    A GPU that is used whole must not carry vGPUs either, and one for vGPUs on demand must be able to.
     """
     if not decided.memory.desired.follows_cluster or picture.inventory is None:
         return None
     if decided.invalid.modes:
         return Progress(StateName.FAILED, reasons_text([invalid.reason for invalid in decided.invalid.modes]))
     units = decided.desired.by_unit(picture.inventory).values()
-    whole = {gpu for desired in units for gpu, target in desired.items() if target.is_whole}
-    reasons = tuple(dict.fromkeys(_against_workload(outcomes, whole)))
+    unable = {gpu for gpu, found in picture.inventory.gpus.items() if found.vgpu_host is None}
+    concerned = {
+        gpu
+        for desired in units
+        for gpu, target in desired.items()
+        if target.is_whole or (target.vgpus is not None and target.vgpus.on_demand and gpu in unable)
+    }
+    reasons = tuple(dict.fromkeys(_against_workload(outcomes, concerned)))
     if not drivers_differ and not reasons:
         return Progress(StateName.SUCCESS)
     failed = any(not reason.code.passes for reason in reasons)
     return Progress(StateName.FAILED if failed else StateName.PENDING, reasons_text(reasons))
 
 
-def _against_workload(outcomes: Outcomes, whole: set[PciAddress]) -> Iterator[Reason]:
+def _against_workload(outcomes: Outcomes, gpus: set[PciAddress]) -> Iterator[Reason]:
     for outcome in outcomes.values():
         yield from outcome.drivers
         for gpu, reasons in outcome.vgpus.items():
-            if gpu in whole:
+            if gpu in gpus:
                 yield from reasons
 
 
