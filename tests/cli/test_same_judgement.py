@@ -98,7 +98,7 @@ def test_an_unbind_from_nouveau_is_not_advised(tmp_path: Path) -> None:
 def test_a_gpu_in_mig_mode_without_instances_is_not_taken_for_occupied(tmp_path: Path) -> None:
     environment = exported(tmp_path / "host", MIG)
     (fix,) = fixes(ran("doctor", environment=environment).stdout, "NoVgpus")
-    assert "gpuvirt vgpu apply -c TYPE" in fix
+    assert f"gpuvirt vgpu create {GPU} TYPE" in fix
     assert "delete what occupies" not in fix
 
 

@@ -141,10 +141,10 @@ BAD = {
     ),
     "vfio-pci is kept out by modprobe": Bad(
         lambda: host(with_file("/etc/modprobe.d/no.conf", "# no\ninstall vfio-pci \\\n /bin/false\n")),
-        ReasonCode.VFIO_BLOCKED, Level.ERROR, "/etc/modprobe.d/no.conf: install vfio-pci /bin/false", "no.conf",
+        ReasonCode.VFIO_BLOCKED, Level.WARNING, "/etc/modprobe.d/no.conf: install vfio-pci /bin/false", "no.conf",
     ),
     "vfio-pci is kept out by the kernel": Bad(
-        lambda: host(PlatformSpec(cmdline="intel_iommu=on module_blacklist=nouveau,vfio_pci")),
+        lambda: host(PlatformSpec(cmdline="intel_iommu=on module_blacklist=nouveau,vfio_pci", modules=("kvm",))),
         ReasonCode.VFIO_BLOCKED, Level.ERROR, "module_blacklist=nouveau,vfio_pci", "remove module_blacklist=",
     ),
     "a Grace GPU without its driver": Bad(

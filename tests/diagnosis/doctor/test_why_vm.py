@@ -486,7 +486,7 @@ def test_a_pod_is_told_to_request_the_resource_that_it_means() -> None:
 
 
 def test_a_scheduler_that_has_not_answered_is_named() -> None:
-    found = explain(replace(STARTED, pod=replace(WAITS, scheduler="gpuvirt-sched")))
+    found = explain(replace(STARTED, pod=replace(WAITS, scheduler="gpuvirt-sched", conditions=())))
     assert found.blocker is not None
     assert "'gpuvirt-sched'; gpuvirt's is gpuvirt-scheduler" in found.blocker.fix[0]
 

@@ -42,11 +42,11 @@ def slices(
     pci_ids: options.PciIdsFile = None,
     output: options.OutputFormat = Output.TABLE,
 ) -> None:
-    """Show the ResourceSlices in which claims could get this host's GPUs.
+    """Show in which shapes claims (DRA) could get this host's GPUs.
 
     A GPU is offered in all the shapes that its host's driver allows. Counters keep the shapes apart: a scheduler that
-    gives a claim one shape gives no claim another one of the same GPU. gpuvirt is no DRA driver yet: the command shows
-    the slices, and publishes none. It changes nothing.
+    gives a claim one shape gives no claim another one of the same GPU. With -o yaml or json, the command prints the
+    ResourceSlices. gpuvirt is no DRA driver yet, and publishes none. The command changes nothing.
     """
     if not dry_run:
         raise ConfigError("expected --dry-run: this version publishes no slices", where="slices")
@@ -68,7 +68,7 @@ def _shaping(kernel: Kernel, state: UnitState, names: PciIds) -> tuple[UnitState
     ids = read_device_ids(kernel, inventory.facts.functions.values())
     state = replace(state, inventory=replace(inventory, facts=replace(inventory.facts, device_ids=ids)))
     found = {gpu: read_root(kernel, gpu) for gpu in inventory.gpus}
-    return state, ShapingHost(driver, names, {gpu: root for gpu, root in found.items() if root is not None})
+    return state, ShapingHost(driver, names, {gpu: root for gpu, root in found.items() if isinstance(root, str)})
 
 
 def _show(

@@ -87,12 +87,13 @@ def read_group(kernel: Kernel, address: PciAddress) -> IommuGroup | Unread | Non
     return attributes.understood(path, name, parse_iommu_group) if isinstance(name, str) else name
 
 
-def read_root(kernel: Kernel, address: PciAddress) -> str | None:
+def read_root(kernel: Kernel, address: PciAddress) -> str | Unread | None:
     """Return the PCI host bridge of a function, `pci0000:16`; None where its link does not show it."""
+    path = device_path(address)
     try:
-        target = kernel.readlink(attribute(address, "")).split("/")
-    except OSError:
-        return None
+        target = kernel.readlink(path).split("/")
+    except OSError as error:
+        return Unread(path, errno=error.errno)
     return next((part for part in target if part.startswith("pci")), None)
 
 
