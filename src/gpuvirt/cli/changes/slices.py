@@ -15,6 +15,7 @@ from gpuvirt.cli.output.tables import Column, Table, console, say
 from gpuvirt.cli.parameters import options
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName
+from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.access.attributes import read_listing
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions.deviceids import read_device_ids
@@ -62,8 +63,10 @@ def slices(
 
 
 def _shaping(kernel: Kernel, state: UnitState, names: PciIds) -> tuple[UnitState, ShapingHost]:
-    loaded = read_listing(kernel, "/sys/module").known
-    driver = next((driver for module, driver in MODULES.items() if module in loaded), LoadedDriver.NONE)
+    loaded = read_listing(kernel, "/sys/module")
+    if isinstance(loaded.names, Unread):
+        raise ConfigError("can't be read, so it is not known which driver is loaded", where=loaded.path)
+    driver = next((driver for module, driver in MODULES.items() if module in loaded.known), LoadedDriver.NONE)
     inventory = state.inventory
     ids = read_device_ids(kernel, inventory.facts.functions.values())
     state = replace(state, inventory=replace(inventory, facts=replace(inventory.facts, device_ids=ids)))
@@ -75,10 +78,8 @@ def _show(
     gpus: Sequence[ShapedGpu], pool: Pool, withheld: Iterable[Withheld], driver: LoadedDriver, slices: int
 ) -> None:
     out = console()
-    about = (
-        f"{count_of(len(pool.devices), 'device')} in {count_of(slices, 'slice')}, which this version does not publish"
-    )
-    say(out, f"{about}; driver of NVIDIA: {driver}", style="bold")
+    about = f"{count_of(len(pool.devices), 'device')} in {count_of(slices, 'slice')}, not published by this version"
+    say(out, f"{about}; NVIDIA's driver: {driver}", style="bold")
     table = Table(COLUMNS)
     for gpu in gpus:
         table.add(gpu.address, ", ".join(gpu.shapes))
