@@ -191,7 +191,7 @@ async def test_a_call_whose_outcome_is_unknown_ends_its_child(center: Center, se
 async def test_a_check_that_hangs_fails_no_call(center: Center, sent: Sent) -> None:
     async with connected(center.credentials) as hypervisor, asyncio.TaskGroup() as group:
         await hypervisor.read()
-        center.vsphere.command(delays={"SuspendVM_Task": round(1000 * HANGS_S)})
+        center.vsphere.command(delays={"SuspendVM_Task": round(3000 * HANGS_S)})
         call = group.create_task(hypervisor.call(SUSPEND[0], "other"))
         await CLOCK.sleep(0.5)
         center.vsphere.command(delays={"FindByUuid": 60_000})
