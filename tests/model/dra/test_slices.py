@@ -69,6 +69,23 @@ def test_a_shape_that_a_host_can_not_make_is_told_with_the_reason(name: str, why
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+def test_sizes_are_those_of_gpus_that_give_vgpus(tmp_path: Path) -> None:
+    export(kernel_of("vm-2xV100"), tmp_path)
+    done = ran("slices", "--dry-run", environment={"GPUVIRT_HOST_ROOT": str(tmp_path)})
+    assert "container, shared" in done.stdout
+    assert "vgpu, one of" not in done.stdout
+
+
+def test_a_list_of_modules_that_can_not_be_read_is_no_host_without_a_driver(tmp_path: Path) -> None:
+    export(kernel_of("2xA10"), tmp_path)
+    modules = tmp_path / "sys/module"
+    modules.rename(tmp_path / "modules")
+    modules.symlink_to(modules)
+    done = ran("slices", "--dry-run", environment={"GPUVIRT_HOST_ROOT": str(tmp_path)})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "it is not known which driver is loaded" in done.stderr
+
+
 def test_without_dry_run_nothing_is_published(tmp_path: Path) -> None:
     done = ran("slices", environment={"GPUVIRT_HOST_ROOT": str(tmp_path)})
     assert (done.returncode, done.stdout) == (2, "")

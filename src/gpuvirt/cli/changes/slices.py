@@ -22,7 +22,7 @@ from gpuvirt.hardware.functions.deviceids import read_device_ids
 from gpuvirt.hardware.functions.pci import read_root
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.dra.pool import Pool, Shape, ShapedGpu, pool_of
-from gpuvirt.model.dra.shapes import LoadedDriver, ShapingHost, Withheld, shapes_of
+from gpuvirt.model.dra.shapes import UNKNOWN, LoadedDriver, ShapingHost, Withheld, shapes_of
 from gpuvirt.model.dra.slices import slices_of
 from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.reasons import count_of
@@ -71,7 +71,8 @@ def _shaping(kernel: Kernel, state: UnitState, names: PciIds) -> tuple[UnitState
     ids = read_device_ids(kernel, inventory.facts.functions.values())
     state = replace(state, inventory=replace(inventory, facts=replace(inventory.facts, device_ids=ids)))
     found = {gpu: read_root(kernel, gpu) for gpu in inventory.gpus}
-    return state, ShapingHost(driver, names, {gpu: root for gpu, root in found.items() if isinstance(root, str)})
+    roots = {gpu: root if isinstance(root, str) else UNKNOWN for gpu, root in found.items()}
+    return state, ShapingHost(driver, names, roots)
 
 
 def _show(
