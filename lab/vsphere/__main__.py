@@ -1,20 +1,9 @@
-"""`python -m lab.vsphere` builds the simulated vCenter."""
+"""`python -m lab.vsphere` builds the simulated vCenter, and prints its path."""
 
 import sys
 
-from lab.cluster.golang import BuildError
+from lab.cluster.golang import print_built
 from lab.vsphere.simulator import program
 
-
-def main() -> int:
-    """Print the program's path."""
-    try:
-        print(program())
-    except BuildError as error:
-        print(f"lab: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_built(program))

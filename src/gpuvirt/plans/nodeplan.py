@@ -265,7 +265,7 @@ class _Planning(msgspec.Struct, frozen=True):
             vgpus_then=outcome.vgpus,
             in_the_way=way,
             reasons=outcome.reasons,
-            unknown=tuple(self._unknown(gpu, function, outcome, moves=moves, changes=changes)),
+            unknown=tuple(self._unknown(gpu, function, outcome, changes=changes)),
             changes=(moves and not users) or outcome.changes,
             fits=self._fits(gpu, function, outcome, blocked=bool(users)),
             one_of=mode is DesiredMode.ON_DEMAND,
@@ -298,16 +298,14 @@ class _Planning(msgspec.Struct, frozen=True):
         found = {profile_name(vgpu_type): count for vgpu_type, count in left.items() if count}
         return {name: count for name, count in found.items() if listed is None or name in listed}
 
-    def _unknown(
-        self, gpu: Gpu, function: PciFunction, outcome: "_Outcome", *, moves: bool, changes: bool
-    ) -> Iterator[str]:
+    def _unknown(self, gpu: Gpu, function: PciFunction, outcome: "_Outcome", *, changes: bool) -> Iterator[str]:
         yield from outcome.unknown
         cards = catalog.cards_of(function.id, function.subsystem)
         may_mix = [card for card in cards if card.mixed_sizes is not False]  # unknown: said, as if it could
         counts = {VgpuType(name): count for name, count in (outcome.vgpus or {}).items()}
         if outcome.changes and any(not modes.fits(card, counts) for card in may_mix):
             yield MIXED_MODE
-        if moves or changes:
+        if changes:
             yield HOST_ONLY
         if changes and gpu.mode in {Mode.CONTAINER, Mode.SHARED}:
             yield OTHER_PLUGINS

@@ -16,6 +16,7 @@ import msgspec
 
 from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.model.inventory.isolation import UnitId
+from gpuvirt.model.shares.demand import WHOLE, Units
 
 DRIVER = "gpuvirt.io"
 
@@ -48,7 +49,7 @@ class ShapedGpu(msgspec.Struct, frozen=True):
     unit: UnitId
     shapes: tuple[Shape, ...]
     sizes: tuple[Size, ...] = ()
-    units: int = 1000
+    units: Units = WHOLE
     attributes: Mapping[str, str | int] = msgspec.field(default_factory=dict)
     """Those of all its devices."""
 
