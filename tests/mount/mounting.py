@@ -42,7 +42,7 @@ def detach_dead_mounts(mounts: Path = Path("/proc/self/mounts")) -> list[Path]:
 
 def _is_dead(folder: Path) -> bool:
     try:
-        folder.stat()
+        os.statvfs(folder)  # unlike a stat, whose answer the kernel keeps for a second after the server's end
     except OSError as error:
         return error.errno == errno.ENOTCONN
     return False

@@ -32,6 +32,7 @@ def test_a_mount_whose_server_was_killed_does_not_outlive_the_next_test_run(tmp_
         watcher = int(Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text())
         os.kill(watcher, signal.SIGSTOP)  # it would unmount the folder of the killed server
         try:
+            assert (tmp_path / "dead").is_dir()  # as another test may have just asked: the kernel keeps the answer
             server.kill()
             server.wait()
             assert tmp_path / "dead" in (detached := detach_dead_mounts())

@@ -121,8 +121,9 @@ class MortalAgent:
     mounted simulator, which is far slower, and would test the ledger no better.
     """
 
-    def __init__(self, options: NodeOptions, group: asyncio.TaskGroup) -> None:
+    def __init__(self, options: NodeOptions, kubelet: SimKubelet, group: asyncio.TaskGroup) -> None:
         self._options = options
+        self._kubelet = kubelet
         self._group = group
         self._task: asyncio.Task[None] | None = None
 
@@ -139,7 +140,11 @@ class MortalAgent:
         await running_now.wait()
 
     async def kill(self) -> None:
-        """End the agent, and undo what its orderly end has written."""
+        """End the agent, and undo what its orderly end has written.
+
+        The kubelet gets none of the answers of that end: what they rest on is undone.
+        """
+        await self._kubelet.lose_plugins()
         folder, before = self._options.ledger.parent, self._files()
         assert self._task is not None
         self._task.cancel()

@@ -114,7 +114,7 @@ def _has(node: Node, vgpus: set[str]) -> bool:
 async def test_no_vgpu_is_without_its_pod_and_no_pod_without_its_vgpu(short_path: Path) -> None:
     kernel = host(8)
     async with running(short_path, CLOCK) as kubelet, asyncio.TaskGroup() as group:
-        agent = MortalAgent(options_of(kernel, short_path), group)
+        agent = MortalAgent(options_of(kernel, short_path), kubelet, group)
         await agent.start()
         fates = Fates(Node(kernel, kubelet, short_path), agent, Random(27), group)  # noqa: S311
         await fates.node.until_all_counted(8)

@@ -132,6 +132,11 @@ class SimKubelet:
         await client.close()
         await self._drop(resource)
 
+    async def lose_plugins(self) -> None:
+        """Lose all plugins at once, as when their process is killed: no answer that is under way comes any more."""
+        for resource in list(self._clients):
+            await self._drop(resource)
+
     async def run_pod(self, name: str, *containers: Container) -> Pod:
         """Admit a pod; raise AdmissionError with the text that its status would show."""
         pod = self.pods[name] = Pod(name, f"00000000-0000-4000-9000-{next(self._uids):012d}", containers)
