@@ -8,16 +8,21 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.observation import observe
 from gpuvirt.agent.known import snapshot
+from gpuvirt.cli.changes.vgpuchanges import would
 from gpuvirt.clock import RealClock
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
+from gpuvirt.model.change.desired import DesiredGpu, DesiredVgpus
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.offers.view import AgentView
+from gpuvirt.model.reasons import ReasonCode
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host, shared_cards
-from tests.agent.change.hostunit import L40S, HostUnit
+from tests.agent.change.changes import inputs
+from tests.agent.change.hostunit import A10, L40S, HostUnit
 from tests.agent.node.simnode import IDS
 from tests.cli.commandline import ran
 
@@ -73,6 +78,14 @@ def test_a_command_that_changes_nothing_says_why(
 ) -> None:
     done = place.run(*arguments)
     assert (done.returncode, text in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr
+
+
+def test_a_dry_run_names_the_process_that_the_change_would_meet(tmp_path: Path) -> None:
+    unit, target = HostUnit("2xA10-vgpu", A10, tmp_path), DesiredGpu(vgpus=DesiredVgpus({"A10-4Q": 2}))
+    process = unit.kernel.open_native(A10)
+    (reason,) = would(observe(unit.change_host, inputs()), A10, target).reasons
+    assert reason.text.startswith(f"{ReasonCode.IN_USE}: {A10} is in use by python3 (pid {process.pid})")
+    assert (unit.apply(target).reasons, unit.taken) == ((reason,), [])
 
 
 def test_a_vgpu_stays_while_its_allocation_is_unknown(place: Place) -> None:

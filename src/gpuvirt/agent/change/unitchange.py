@@ -45,8 +45,8 @@ from gpuvirt.model.change.planner import plan_removal, plan_scheduler, plan_unit
 from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.steps import (
     CreateVgpu,
-    DestroyInstance,
     DisableVfs,
+    EnableVfs,
     LoadModule,
     RemoveVgpu,
     RollBack,
@@ -66,13 +66,11 @@ NVIDIA_DRIVER = "nvidia"
 
 
 def obstacles(observation: HostObservation, state: UnitState, plan: Plan, phase: Phase) -> tuple[Reason, ...]:
-    """Return the known reasons why a change can't be finished; none if the phase removes nothing.
+    """Return the known reasons why a change can't be finished; none if the phase only adds to what exists.
 
     A reason that passes when a process or a VM ends is no obstacle to the other steps.
     """
-    if isinstance(phase, DriverPlan):
-        return ()
-    if not any(isinstance(step, RemoveVgpu | DestroyInstance) for step in phase.steps):
+    if isinstance(phase, DriverPlan) or not phase.destroys:
         return ()
     try:
         found = list(_obstacles(observation.change_host, state, phase, _all_steps(state, plan, phase)))
@@ -99,12 +97,12 @@ def _obstacles(
     for step in steps:
         match step:
             case DisableVfs(gpu):
-                if _needs_sriov_manage(state.inventory, gpu):
+                if _is_on_nvidias_driver(state.inventory, gpu):
                     yield from _missing(change_host, phase.gpu, Program.SRIOV_MANAGE, step)
                 if not phase.pending:
                     verify_vfs_removable(change_host.kernel, state.inventory, gpu)
-            case SetMigMode(gpu) | SetMixedSizes(gpu):
-                proving.walked(change_host.kernel, [gpu], answered=True)
+            case EnableVfs(gpu) | SetMigMode(gpu) | SetMixedSizes(gpu):
+                proving.walked(change_host.kernel, [gpu], answered=_is_on_nvidias_driver(state.inventory, gpu))
             case RemoveVgpu(vgpu) if gpu_state is not None:
                 live = next(live for live in gpu_state.host.live if live.id == vgpu)
                 tuple(claims(change_host.kernel, state.inventory, gpu_state.host, live))
@@ -130,7 +128,7 @@ def _obstacles_to_drivers(change_host: ChangeHost, plan: DriverPlan) -> Iterator
                 )
 
 
-def _needs_sriov_manage(inventory: Inventory, gpu: PciAddress) -> bool:
+def _is_on_nvidias_driver(inventory: Inventory, gpu: PciAddress) -> bool:
     function = inventory.facts.functions[gpu]
     return function.id.vendor == NVIDIA and function.driver == NVIDIA_DRIVER
 
@@ -211,11 +209,16 @@ def apply(
 
 
 def foresee(observation: HostObservation, unit: UnitId, desired: DesiredUnit) -> Outcome:
-    """Return why a change of a unit would be refused even if no process or pod used its devices."""
+    """Return why a change of a unit would be refused even if no pod used its devices."""
     state = observation.unit_state(desired)
     plan = plan_unit(state, unit, desired)
-    hindered = {phase.gpu: obstacles(observation, state, plan, phase) for phase in plan.vgpus}
+    hindered = hindrances(observation, state, plan)
     return Outcome(vgpus={phase.gpu: (*phase.refusals, *hindered[phase.gpu]) for phase in plan.vgpus})
+
+
+def hindrances(observation: HostObservation, state: UnitState, plan: Plan) -> Mapping[PciAddress, tuple[Reason, ...]]:
+    """Return the obstacles to the vGPUs of a plan, by GPU."""
+    return {phase.gpu: obstacles(observation, state, plan, phase) for phase in plan.vgpus}
 
 
 class UnitChange(msgspec.Struct):

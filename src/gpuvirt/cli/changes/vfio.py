@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Annotated
 
 import msgspec
@@ -9,6 +10,7 @@ import typer
 from msgspec.structs import replace
 
 from gpuvirt.agent.change.observation import observe
+from gpuvirt.agent.change.unitchange import hindrances
 from gpuvirt.cli.changes import commandhost
 from gpuvirt.cli.changes.commandhost import Host, changed_in_worker
 from gpuvirt.cli.formats import ListFormat, ListOutput, Output
@@ -200,7 +202,8 @@ def change(host: Host, desired: DesiredGpu, chosen: Chosen, output: Output, *, d
     missing = _why_not_loadable(host, [plan.drivers for plan in plans.values()])
     results: list[VfioResult] = []
     for unit, plan in plans.items():
-        would = _would(host, plan, units[unit], missing)
+        hindered = tuple(chain.from_iterable(hindrances(seen, state, plan).values()))
+        would = _would(host, plan, units[unit], hindered or (missing if _loads_vfio_pci(plan.drivers) else ()))
         quiet = output is not Output.TABLE
         if not dry_run and not would.reasons:
             would = _changed(host, units[unit], would, seen.inventory, quiet=quiet)
@@ -223,17 +226,16 @@ def _why_not_loadable(host: Host, plans: Iterable[DriverPlan]) -> tuple[Reason, 
     return tuple(why_not_loadable(read_kernel(host.change_host.kernel)))
 
 
-def _would(host: Host, plan: Plan, desired: DesiredUnit, missing: Sequence[Reason]) -> VfioResult:
+def _would(host: Host, plan: Plan, desired: DesiredUnit, against: Sequence[Reason]) -> VfioResult:
     """Return the result that a plan expects, with the refusals of an agent that keeps a GPU in another mode.
 
-    `missing`: why vfio-pci can't be loaded.
+    `against`: why its steps would fail.
     """
     managed = filter(None, (host.why_kept(gpu, target.driver) for gpu, target in desired.items()))
     idle = [gpu for gpu, target in desired.items() if target.driver is DesiredDriver.PASSTHROUGH and not plan.steps]
     # A GPU that is bound already, and that no VM could use, is not reported as done.
     unfit = [reason for gpu in idle for reason in host.unfit.get(gpu, ())]
-    unloadable = missing if _loads_vfio_pci(plan.drivers) else ()
-    reasons = tuple(dict.fromkeys((*managed, *plan.reasons, *unfit, *unloadable)))
+    reasons = tuple(dict.fromkeys((*managed, *plan.reasons, *unfit, *against)))
     steps = () if reasons else tuple(step.text for step in plan.steps)
     return VfioResult(plan.unit, tuple(desired), steps, reasons)
 

@@ -57,9 +57,11 @@ def gpus_named(seen: HostObservation, addresses: Iterable[str]) -> list[PciAddre
 def would(seen: HostObservation, gpu: PciAddress, desired: DesiredGpu) -> VgpuResult:
     """Return the expected result of a change of a GPU."""
     unit = {gpu: desired}
-    plan = plan_unit(seen.unit_state(unit), seen.inventory.gpus[gpu].unit, unit)
+    state = seen.unit_state(unit)
+    plan = plan_unit(state, seen.inventory.gpus[gpu].unit, unit)
     steps = (*(step.text for step in plan.steps), *plan.later)
-    return VgpuResult(gpu, steps, (*plan.reasons, *plan.drivers.left_driverless), _counts(desired))
+    against = unitchange.hindrances(seen, state, plan)[gpu]
+    return VgpuResult(gpu, steps, (*plan.reasons, *against, *plan.drivers.left_driverless), _counts(desired))
 
 
 def changed(here: Host, seen: HostObservation, gpu: PciAddress, desired: DesiredGpu, *, quiet: bool) -> VgpuResult:
