@@ -57,7 +57,7 @@ def _vm_by_hand(kernel: SimKernel) -> None:
     kernel.start_vm(IommuGroup(30), "qemu-by-hand")
 
 
-def _a_vgpu_removed(kernel: SimKernel) -> None:
+def a_vgpu_removed(kernel: SimKernel) -> None:
     kernel.write(HostPath(f"/sys/bus/mdev/devices/{min(kernel.mdev.devices)}/remove"), b"1")
 
 
@@ -72,7 +72,7 @@ HOSTS: tuple[Callable[[SimKernel], None], ...] = (
     _a10_off_the_bus,
     _rtx_on_its_native_driver,
     _vm_by_hand,
-    _a_vgpu_removed,
+    a_vgpu_removed,
     _node_of_the_a10_deleted,
 )
 

@@ -44,6 +44,7 @@ from tests.agent.node.pictures import (
     _a10_off_the_bus,
     _a10_unread,
     a10_unplugged,
+    a_vgpu_removed,
     as_built,
     decided_at,
     desiring,
@@ -209,6 +210,17 @@ def test_a_withdrawal_is_not_taken_back_by_another_count_in_the_status() -> None
     withdrawn = decided_at(leaving, 1.5, announced.memory, NOTICE)
     assert A10 not in ids(withdrawn)
     assert A10 not in ids(decided_at(replace(leaving, status_counts={A10_NAME: 1}), 1.6, withdrawn.memory, NOTICE))
+
+
+def test_the_scheduler_does_not_know_a_withdrawal_by_the_count_of_a_vgpu_that_is_gone() -> None:
+    """The first decision has the last offers, in which a vGPU that was removed by hand still is."""
+    registered = replace(observed(), registrations={VGPUS: Registration(registered=True)})
+    offered = decided_at(registered, 0.0, terms=NOTICE)
+    leaving = replace(desiring(registered, DesiredMode.PASSTHROUGH), status_counts={VGPUS: 1})
+    left = with_host(leaving, facts_of(a_vgpu_removed))
+    first = decided_at(left, 0.0, offered.memory, NOTICE)
+    again = decided_at(left, 0.0, first.memory, NOTICE)
+    assert (first.again_at_s, again.again_at_s) == (3.0, 3.0)
 
 
 def test_undesired_vgpus_are_withdrawn_and_allocated_ones_stay() -> None:

@@ -15,7 +15,7 @@ from gpuvirt.model.node.parts import Parts, allocations_part, candidates_part
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.deviceusers import DeviceUsers, device_users
 from gpuvirt.model.offers.namereview import NameReview, review_names, withholdings
-from gpuvirt.model.offers.notice import Announcement, Taken, announce, name_of, with_counts
+from gpuvirt.model.offers.notice import Announcement, Taken, announce, free_names, name_of, with_counts
 from gpuvirt.model.offers.offermaking import OfferInputs, make_offers
 from gpuvirt.model.offers.offers import Offers
 from gpuvirt.model.offers.ondemand.offer import (
@@ -180,13 +180,20 @@ def _among(offers: Offers, known: frozenset[ResourceName]) -> Offers:
 
 
 def announced(
-    picture: NodePicture, memory: NodeMemory, desired: DesiredNode, terms: NodeTerms, departing: Departing, now_s: float
+    inventory: Inventory,
+    picture: NodePicture,
+    memory: NodeMemory,
+    desired: DesiredNode,
+    terms: NodeTerms,
+    departing: Departing,
+    now_s: float,
 ) -> Announcement:
     """Return the withdrawals that were announced, beside the devices that the kubelet has of the last offers."""
     if terms.notice is None:
         return memory.notice
     offers = _among(memory.offers, _names_taken(picture, desired, memory.review))
-    return announce(memory.notice, departing.names, offers, picture.status_counts, terms.notice, now_s)
+    gone = free_names(offers) - inventory.vgpus.keys() - inventory.facts.functions.keys()
+    return announce(memory.notice, departing.names, offers, gone, picture.status_counts, terms.notice, now_s)
 
 
 def counted(
