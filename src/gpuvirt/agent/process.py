@@ -273,7 +273,7 @@ def _shares(options: NodeOptions, folder: Path) -> NodeShares:
 async def _report_shares(agent: Agent, shares: NodeShares) -> None:
     """Report why GPUs that are to be shared are not offered, and problems of the records, until cancelled."""
     async for state in shares.state.follow():
-        agent.reports.problem("shares", next(iter(state.withheld), shares.store.problem))
+        agent.reports.problem("shares", state.problem or shares.store.problem)
 
 
 def _who_we_are(options: NodeOptions) -> AgentView:

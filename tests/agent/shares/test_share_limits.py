@@ -1,6 +1,7 @@
 """A share that is a limit: which containers have one, what they have then, and that none starts without it."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from gpuvirt.model.shares.node.limits import limit_of, with_limits
 from gpuvirt.model.shares.node.records import ShareLimit, record_of
 from gpuvirt.model.shares.sharedgpus import memory_mib_of
 from gpuvirt_sim.kubelet.starting import StartError
+from tests.agent.kubelet.kubeletnode import until
 from tests.agent.shares.limitednode import LIMITED, LIMITING, WITH_MEMORY, enforce, library_on
 from tests.agent.shares.sharednode import APP, ELF, GPUS, INIT, LIBRARY, MINORS, PROGRAM, shared_node
 
@@ -192,6 +194,7 @@ async def test_no_container_starts_without_the_library(short_path: Path, fault: 
         assert not node.specs
         (refusal,) = node.agent.shares.refusals.take()
         assert (refusal.pod.name, refusal.reason.code) == ("p", ReasonCode.LIMIT_NOT_POSSIBLE)
+        await until(lambda: node.agent.shares.state.get().problem == refusal.reason)
         assert "CUDA_DEVICE_SM_LIMIT" not in (await node.start(whole)).env, "nobody else has a share of its GPU"
         if fault in {"link", "folder", "missing"}:
             library.rmdir() if fault == "folder" else library.unlink(missing_ok=True)
@@ -203,7 +206,7 @@ async def test_no_container_starts_without_the_library(short_path: Path, fault: 
 async def test_no_container_starts_without_the_linkers_list(short_path: Path) -> None:
     async with shared_node(short_path) as node:
         await enforce(node)
-        (short_path / "run").rmdir()
+        shutil.rmtree(short_path / "run")
         (short_path / "run").write_text("in the way")
         pod = await node.admit("p", 300, gpu=A)
         with pytest.raises(StartError, match=r"LimitNotPossible: .*ld\.so\.preload can't be written"):

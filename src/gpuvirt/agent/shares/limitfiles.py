@@ -36,6 +36,12 @@ class MpsLimits(msgspec.Struct, frozen=True):
 
         A process that finds no daemon runs without it, and so without its limits (seen with driver 580.159.04).
         """
+        if (clients := self.ask().clients_of(gpu)) >= mps.MOST_CLIENTS:
+            raise AllocationRefusedError(sharing.limit_not_possible(gpu, NoLimit.CLIENTS, f"ps: {clients} clients"))
+        return str(self.pipes)
+
+    def ask(self) -> mps.MpsDaemonState:
+        """Return what the daemon answers; raise AllocationRefusedError where it does not."""
         from gpuvirt.hardware.programs.mpsdaemon import MpsControl  # noqa: PLC0415  other agents do without
 
         pipes = self.pipes
@@ -47,9 +53,7 @@ class MpsLimits(msgspec.Struct, frozen=True):
             raise AllocationRefusedError(
                 sharing.limit_not_possible(pipes, NoLimit.DAEMON, f"it did not answer {mps.PERCENTAGE}")
             )
-        if (clients := daemon.clients_of(gpu)) >= mps.MOST_CLIENTS:
-            raise AllocationRefusedError(sharing.limit_not_possible(gpu, NoLimit.CLIENTS, f"ps: {clients} clients"))
-        return str(pipes)
+        return daemon
 
 
 NO_DAEMON = MpsLimits((), Path("/run/gpuvirt") / FOLDER / PIPES)

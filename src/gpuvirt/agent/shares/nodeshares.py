@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.agent.shares.limitfiles import NO_DAEMON, NO_LIBRARY, NO_PROGRAM, DriverLimits, LimitFiles, MpsLimits
 from gpuvirt.agent.shares.sharefiles import RecordStore, SpecFiles
 from gpuvirt.clock import Clock, Signal
@@ -18,7 +19,7 @@ from gpuvirt.facts.ids import PodUid, ResourceName
 from gpuvirt.loops.cell import Cell
 from gpuvirt.loops.serialworker import SerialWorker
 from gpuvirt.model.allocation.allocations import Consumers
-from gpuvirt.model.desired.settings import ShareSettings
+from gpuvirt.model.desired.settings import Enforcement, ShareSettings
 from gpuvirt.model.node.shares import ObservedShares, ShareState
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.shares.demand import WHOLE, Units
@@ -170,6 +171,17 @@ class NodeShares(msgspec.Struct, frozen=True):
     def picture(self) -> ObservedShares:
         """The shares as observed by now; any thread reads them."""
         return replace(self.observed.get(), records=self.records)
+
+    def why_unlimited(self, by: Enforcement) -> Reason | None:
+        """Return why no container with part of a GPU would start: what is to limit it is missing."""
+        try:
+            if by.has_library:
+                self.limit_files.ensure()
+            if by.has_daemon:
+                self.mps.ask()
+        except AllocationRefusedError as error:
+            return error.reason
+        return None
 
     def observe_node(self, runtime: str, upgrade: str = "") -> None:
         """Record the version of the container runtime, `containerd://2.1.3`, and the label of a driver's upgrade."""

@@ -262,13 +262,18 @@ class ShareAllocator:
 
     async def _judge(self) -> None:
         shares = self._shares
+        by = shares.state.get().published.enforcement
+
+        def read() -> CdiReading:
+            return CdiReading(shares.files.nvidia_specs(), shares.cdi_enabled(), shares.why_unlimited(by))
+
         try:
-            specs, enabled = await self._in_worker(lambda: (shares.files.nvidia_specs(), shares.cdi_enabled()))
+            reading = await self._in_worker(read)
         except (OSError, GpuvirtError) as error:
             # unknown: the offered units stay as they are
             log.warning("NVIDIA's CDI specs can't be read, so the offered units stay as they are: %s", error)
         else:
-            reading, state = CdiReading(specs, enabled), shares.state.get()
+            state = shares.state.get()
             if state.with_cdi(reading) != state:
                 shares.observed.set(replace(shares.observed.get(), cdi=reading))
 

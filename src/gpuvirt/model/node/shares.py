@@ -29,11 +29,13 @@ NOT_OBSERVED = SharedOffer()
 
 
 class CdiReading(msgspec.Struct, frozen=True):
-    """One reading of NVIDIA's CDI specs."""
+    """One reading of NVIDIA's CDI specs, and of what is to limit shares."""
 
     specs: tuple[NvidiaSpec, ...]
     is_enabled: bool | None
     """The setting `enable_cdi` of the runtime's configuration; None where it is not set."""
+    unlimited: Reason | None = None
+    """Why no container with part of a GPU would start: what is to limit it is missing."""
 
 
 class PodReading(msgspec.Struct, frozen=True):
@@ -143,6 +145,11 @@ class ShareState(msgspec.Struct, frozen=True):
     def closed_by(self) -> Reason | None:
         """Why no GPU of the node gives units to more pods; None where that is a matter of each GPU."""
         return next((reason for reason in self.withheld if reason.subject in OF_NODE), None)
+
+    @property
+    def problem(self) -> Reason | None:
+        """Why GPUs are not given to more pods, or only whole."""
+        return next(iter(self.withheld), self.cdi.unlimited if self.cdi is not None else None)
 
     def kept_texts(self, records: ShareRecords) -> Mapping[str, str]:
         """Return why pods keep their shares, by pod as text: `pod default/a`."""
