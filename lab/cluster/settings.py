@@ -143,7 +143,10 @@ makeIPTablesUtilChains: false
 
 
 def _containerd(folder: Path) -> str:
-    """Return containerd's configuration; without restrict_oom_score_adj, runc fails without CAP_SYS_RESOURCE."""
+    """Return containerd's configuration; without restrict_oom_score_adj, runc fails without CAP_SYS_RESOURCE.
+
+    The runtime `nvidia` stands in for that of NVIDIA's container toolkit.
+    """
     cri = 'plugins."io.containerd.grpc.v1.cri"'
     return f"""version = 2
 root = "{folder}/containerd/root"
@@ -161,6 +164,8 @@ state = "{folder}/containerd/state"
 [{cri}.containerd]
   default_runtime_name = "runc"
 [{cri}.containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[{cri}.containerd.runtimes.nvidia]
   runtime_type = "io.containerd.runc.v2"
 """
 
