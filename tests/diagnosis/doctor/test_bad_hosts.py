@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.diagnosis.diagnosis import CHECKS
-from gpuvirt.diagnosis.findings import Finding, Report, of_reason
+from gpuvirt.diagnosis.findings import GRAVITY, Finding, Report, of_reason
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.desired.gpumodes import DesiredMode
@@ -23,6 +23,7 @@ SHARED = Settings(mode=DesiredMode.SHARED)
 def check(report: Report, code: FindingCode | ReasonCode, level: Level, seen: str, fix: str) -> Finding:
     one = found(report, code)
     assert one.level is level
+    assert GRAVITY.index(code.level) >= GRAVITY.index(level), "docs/reference has the gravest level of a code"
     assert seen in "\n".join(f"{thing.path}: {thing.value}" for thing in one.seen)
     assert fix in "\n".join(one.fix)
     assert report.level in {level, Level.ERROR}

@@ -219,7 +219,7 @@ def not_viable(gpu: Gpu, spoiling: tuple[PciFunction, ...]) -> Finding:
     """Return the finding for a GPU whose group no VM can open, since the host uses some of its functions."""
     reason = group_not_viable(gpu.function.address, gpu.function.address, spoiling)
     why = "the kernel lets a VM open a group only if no host driver has any function of it; the VM does not start"
-    return of_reason(reason, Level.ERROR, why=why)
+    return of_reason(reason, reason.code.level, why=why)
 
 
 def fighting_drivers(evidence: Evidence) -> Iterator[Finding]:
@@ -238,7 +238,7 @@ def fighting_drivers(evidence: Evidence) -> Iterator[Finding]:
         "nouveau",
         message,
         shown or (Seen(evidence.setup.modules.path, "nouveau nvidia"),),
-        level=Level.ERROR if taken else None,  # neither containers nor VMs can use it
+        level=None if taken else Level.WARNING,  # neither containers nor VMs can use a GPU on nouveau
         why="either driver may bind a GPU at boot; unbinding a GPU from nouveau that shows the console can hang",
         fix=(
             "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > /etc/modprobe.d/nouveau.conf",

@@ -35,7 +35,9 @@ class FindingCode(Code):
     IDS_NOT_BOUND = _host(
         "IdsNotBound", "vfio-pci is configured for a device's id, but another driver bound the device first"
     )
-    DRIVERS_FIGHT = _host("DriversFight", "a GPU is bound to nouveau, or nouveau is loaded beside nvidia")
+    DRIVERS_FIGHT = _host(
+        "DriversFight", "a GPU is bound to nouveau; a warning where nouveau is only loaded beside nvidia", Level.ERROR
+    )
     DRIVER_UNFIT = _host("DriverUnfit", "NVIDIA's driver on the host no longer supports a GPU", Level.ERROR)
 
     NO_VGPU_TYPES = _host("NoVgpuTypes", "a GPU is set up for vGPUs but lists no vGPU type")

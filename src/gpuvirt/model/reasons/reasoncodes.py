@@ -102,7 +102,7 @@ class ReasonCode(Code):
 
     NODE_MISSING = _unhealthy("NodeMissing", "the device's node in `/dev/vfio` is missing or has changed", Level.ERROR)
     GROUP_NOT_VIABLE = _unhealthy(
-        "GroupNotViable", "a function of the IOMMU group is, or will be, bound to a host driver"
+        "GroupNotViable", "a function of the IOMMU group is, or will be, bound to a host driver", Level.ERROR
     )
     GRACE_DRIVER_MISSING = _unhealthy(
         "GraceDriverMissing",
