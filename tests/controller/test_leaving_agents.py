@@ -10,7 +10,7 @@ from gpuvirt.controller.nodes.resolve import ManagedMetadata, OwnedGpuNode
 from gpuvirt.controller.writes import PatchNode
 from gpuvirt.kube.kinds.core import Node, Pod
 from gpuvirt.kube.kinds.gpunode import Gpu, Status
-from gpuvirt.kube.labels import NODE_LABEL
+from gpuvirt.kube.labels import NODE_LABEL, REASON_ANNOTATION, STATE_LABEL, WORKLOAD_STATE_LABEL
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.workload import LABEL
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION
@@ -19,13 +19,19 @@ from tests.controller.observedcluster import NFD, SETTINGS, ObservedCluster
 from tests.controller.observedcluster import node as gpu_node_of
 
 TYPE = "vgpu.type"
-WRITTEN = {SHARED_GPUS_ANNOTATION: '{"GPU-a":1000}', OWNED_ANNOTATION: '{"vgpu.type":"v100-8q-8GB"}'}
+WRITTEN = {
+    SHARED_GPUS_ANNOTATION: '{"GPU-a":1000}',
+    OWNED_ANNOTATION: '{"vgpu.type":"v100-8q-8GB"}',
+    REASON_ANNOTATION: "VgpuInUse: is in use",
+}
 DEPLOYED = replace(SETTINGS, image="registry.example/gpuvirt:1")
 
 
 def left(agent: str | None, workload: str = "container", *, kind: str = "v100-8q-8GB", **annotations: str) -> Node:
     """Return a node with what an agent wrote there."""
-    labels = {**NFD, LABEL: workload, TYPE: kind} | ({NODE_LABEL: agent} if agent is not None else {})
+    labels = {**NFD, LABEL: workload, TYPE: kind, STATE_LABEL: "pending", WORKLOAD_STATE_LABEL: "success"} | (
+        {NODE_LABEL: agent} if agent is not None else {}
+    )
     return Node(Metadata(name="node01", labels=labels, annotations={**WRITTEN, "kept": "yes", **annotations}))
 
 
@@ -79,7 +85,7 @@ def test_the_keys_of_an_agent_are_removed_once_its_pod_is_gone() -> None:
         assert annotations.items() >= WRITTEN.items()
     observed_cluster = after(replace(observed_cluster, pods=[agent_pod("elsewhere")]))
     labels, annotations = observed_cluster.nodes[0].metadata.labels, observed_cluster.nodes[0].metadata.annotations
-    assert not {NODE_LABEL, TYPE} & labels.keys()
+    assert not {NODE_LABEL, TYPE, STATE_LABEL, WORKLOAD_STATE_LABEL} & labels.keys()
     assert annotations == {"kept": "yes"}
     assert after(observed_cluster) == observed_cluster
 

@@ -23,7 +23,7 @@ from gpuvirt.model.shares.demand import Units
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt.model.shares.sharedgpus import NodeVgpuType, SharedGpu, SharedGpus
 from gpuvirt.paths import HostPath
-from gpuvirt.shares.nodekeys import OWNED_ANNOTATION, keys_without_shares
+from gpuvirt.shares.nodekeys import OWNED_ANNOTATION, keys_without_agent
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.files.tree import constant
 from tests.agent.node.simnode import running_node
@@ -98,7 +98,7 @@ def test_a_label_that_was_removed_is_written_again() -> None:
 def test_labels_stay_where_the_annotation_of_written_labels_was_edited(text: str) -> None:
     edited = Metadata(name="node01", labels={KEY: LABEL}, annotations={OWNED_ANNOTATION: text})
     assert after(edited, of_type(None)).labels == {KEY: LABEL}
-    assert keys_without_shares(edited).labels == {}
+    assert keys_without_agent(edited).labels == {}
 
 
 def test_an_unknown_type_and_an_unobserved_host_change_nothing() -> None:

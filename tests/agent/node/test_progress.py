@@ -35,4 +35,6 @@ def test_the_reported_progress_has_the_reasons_that_a_state_waits_for(
     vgpus = progress.of_vgpus(picture, decided, outcomes)
     assert workload is not None
     assert workload.reason == (WAITS.text if workload_waits else "")
-    assert (vgpus.reason if vgpus is not None else None) == {True: WAITS.text, False: "", None: None}[vgpus_wait]
+    assert vgpus is not None
+    assert (vgpus.name is None) == (vgpus_wait is None), "no vGPUs are desired"
+    assert vgpus.reason == (WAITS.text if vgpus_wait else "")

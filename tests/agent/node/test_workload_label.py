@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.cluster.nodelabels import OF_WORKLOAD, state_labels
 from gpuvirt.facts.ids import PciAddress, ResourceName
 from gpuvirt.hardware.scan import scan
+from gpuvirt.kube.labels import STATE_LABEL, WORKLOAD_STATE_LABEL
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import GpuNodeSpec, NodeRequest, Observed, StateName
 from gpuvirt.model.desired.settings import Settings
@@ -31,7 +33,7 @@ def vgpus(kernel: SimKernel) -> list[int]:
     return [len(hosts[gpu].live) if gpu in hosts else 0 for gpu in T4]
 
 
-def state(node: SimNode) -> tuple[StateName, str]:
+def state(node: SimNode) -> tuple[StateName | None, str]:
     published = node.agent.reports.workload.get()
     assert published is not None
     return published.name, published.reason
@@ -39,6 +41,11 @@ def state(node: SimNode) -> tuple[StateName, str]:
 
 def notes(node: SimNode) -> set[ReasonCode]:
     return {note.code for note in node.view.problems}
+
+
+def vgpu_state(node: SimNode) -> str | None:
+    """Return the value that the node's label of the vGPU config's state gets."""
+    return state_labels(node.agent.reports.vgpus.get()).labels[STATE_LABEL]
 
 
 async def label(node: SimNode, value: str | None) -> None:
@@ -61,11 +68,25 @@ async def test_gpus_follow_the_workload_label(simulated: Simulated, tmp_path: Pa
         assert (drivers(kernel), vgpus(kernel)) == (["nvidia"] * 4, [2] * 4)
         assert state(node) == (StateName.SUCCESS, "")
         assert {name: len(devices) for name, devices in node.offered.items() if devices} == {T4_8Q: 8}
+        assert vgpu_state(node) == "success"
         await label(node, "container")
         assert (drivers(kernel), vgpus(kernel)) == (["nvidia"] * 4, [0] * 4)
+        assert vgpu_state(node) is None, "no vGPUs are desired any more, so the label goes"
         await label(node, "vm-passthrough")
         assert drivers(kernel) == ["vfio-pci"] * 4
         assert notes(node) == set()
+
+
+async def test_the_state_of_vgpus_stays_while_it_is_not_known_whether_any_are_desired(
+    simulated: Simulated, tmp_path: Path
+) -> None:
+    async with running_node(simulated("4xT4"), tmp_path, FOLLOWS) as node:
+        await node.advance(5)
+        assert node.agent.reports.vgpus.get() is None, "the node's labels were not observed yet"
+        await label(node, "vm-vgpus")
+        assert node.agent.reports.vgpus.get() is None, "the modes from before the restart are not known"
+        await label(node, "vm-passthrough")
+        assert vgpu_state(node) is None
 
 
 async def test_a_pods_gpu_keeps_its_driver_and_the_state_names_the_pod(simulated: Simulated, tmp_path: Path) -> None:
@@ -226,7 +247,7 @@ async def test_the_progress_of_a_spec_is_reported_without_a_workload_label(
         await spec(node, GpuNodeSpec("whole"))
         assert state(node)[0] is StateName.FAILED
         await spec(node, None)
-        assert node.agent.reports.workload.get() is None
+        assert state_labels(node.agent.reports.workload.get(), OF_WORKLOAD).labels == {WORKLOAD_STATE_LABEL: None}
 
 
 async def test_a_change_from_passthrough_to_vgpus_is_never_reported_as_failed(
@@ -235,7 +256,7 @@ async def test_a_change_from_passthrough_to_vgpus_is_never_reported_as_failed(
     kernel = simulated("4xT4")
     async with running_node(kernel, tmp_path, FOLLOWS) as node:
         await label(node, "vm-passthrough")
-        published: list[StateName] = []
+        published: list[StateName | None] = []
         node.agent.observations.take_request(NodeRequest(Observed(None), Observed(None), Observed("vm-vgpu")))
         for _ in range(120):
             await node.advance(0.25)

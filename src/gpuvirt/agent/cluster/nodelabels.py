@@ -188,7 +188,7 @@ OF_WORKLOAD = StateLabel(WORKLOAD_STATE_LABEL, WORKLOAD_REASON_ANNOTATION)
 
 
 def state_labels(state: Progress | None, state_label: StateLabel = OF_VGPUS) -> DesiredLabels:
-    """Return the label and the annotation of a state; without a state, the node's stay as they are."""
+    """Return the label and the annotation of a state; while it is unknown, the node's stay as they are."""
     return (
         DesiredLabels(
             {state_label.label: state.name}, {state_label.annotation: plain.one_line(state.reason, MOST_REASON) or None}

@@ -59,9 +59,9 @@ class Reports:
     ) -> None:
         """`observe_soon` has the host observed soon, for a reason that is counted."""
         self.vgpus: Cell[Progress | None] = Cell(None)
-        """The progress of the desired vGPUs, as reported to the cluster; None: not reported."""
+        """The progress of the desired vGPUs, as reported to the cluster; None: unknown."""
         self.workload: Cell[Progress | None] = Cell(None)
-        """The progress of the desired drivers, as reported to the cluster; None: not reported."""
+        """The progress of the desired drivers, as reported to the cluster; None: unknown."""
         self._state = state
         self._wakes = wakes
         self._log = log

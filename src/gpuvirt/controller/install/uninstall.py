@@ -34,7 +34,6 @@ from gpuvirt.kube.kinds.core import AnyObject, Node, Pod
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
 from gpuvirt.kube.kinds.workloads import made_in
 from gpuvirt.kube.labels import (
-    AGENT_KEYS,
     NODE_LABEL,
     OPERAND_LABEL,
     OS_LABEL,
@@ -48,7 +47,7 @@ from gpuvirt.kube.resources import NODES, Collection, KubernetesObject, Metadata
 from gpuvirt.model.offers import discovery
 from gpuvirt.model.shares.annotations import SHARES_ANNOTATION
 from gpuvirt.model.workers.spec import CORDONED_BY
-from gpuvirt.shares.nodekeys import keys_without_shares
+from gpuvirt.shares.nodekeys import keys_without_agent
 from gpuvirt.shares.objects import SHARING_PODS, SharingPod
 
 T = TypeVar("T", bound=KubernetesObject)
@@ -152,10 +151,9 @@ def left_of(metadata: Metadata, *, used: bool, agents_gone: bool, beside: bool =
     labels = {label: value for label, value in keys.labels.items() if label not in kept}
     annotations = dict(keys.annotations)
     if agents_gone:
-        labels |= dict.fromkeys(key for key in (*AGENT_KEYS, *DISCOVERED) if key in metadata.labels)
-        annotations |= dict.fromkeys(key for key in AGENT_KEYS if key in metadata.annotations)
-        shares = keys_without_shares(metadata)
-        labels, annotations = labels | shares.labels, annotations | shares.annotations
+        labels |= dict.fromkeys(key for key in DISCOVERED if key in metadata.labels)
+        written = keys_without_agent(metadata)
+        labels, annotations = labels | written.labels, annotations | written.annotations
     return DesiredLabels(labels, annotations)
 
 

@@ -38,7 +38,7 @@ from gpuvirt.kube.labels import (
 )
 from gpuvirt.kube.resources import Metadata
 from gpuvirt.model.desired.workload import Workload
-from gpuvirt.shares.nodekeys import keys_without_shares
+from gpuvirt.shares.nodekeys import keys_without_agent
 
 MIG_PRODUCTS = ("h100", "a100", "a30")
 
@@ -120,7 +120,7 @@ def without_left_keys(keys: DesiredLabels, metadata: Metadata, *, agent_exists: 
     Its own label is `false` until its pod is gone (`agent_exists`), so that the removal is final, and so that keys of
     an agent that gpuvirt's controller did not deploy stay.
     """
-    now, left = metadata.labels.get(NODE_LABEL), keys_without_shares(metadata)
+    now, left = metadata.labels.get(NODE_LABEL), keys_without_agent(metadata)
     runs, desired = {"true", AGENT_LABELS}, keys.labels.get(NODE_LABEL, now)
     if desired in runs or now not in runs | {AGENT_GOES} or not (left.labels or left.annotations):
         return keys

@@ -102,9 +102,13 @@ class StateName(StrEnum):
 class Progress(msgspec.Struct, frozen=True):
     """How far the desired state has been applied."""
 
-    name: StateName
+    name: StateName | None
+    """None: nothing is desired, so that the node has no state."""
     reason: str = ""
     """Why, as text for users; may be empty."""
+
+
+NOTHING_DESIRED = Progress(None)
 
 
 class OperandsObserved(msgspec.Struct, frozen=True):

@@ -5,9 +5,11 @@ from collections.abc import Iterator, Mapping
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.nodevgpus import NodeVgpus
 from gpuvirt.model.change.plan import Outcome
-from gpuvirt.model.desired.observed import Progress, StateName
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.desired.observed import NOTHING_DESIRED, NodeRequest, Progress, StateName
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.node.decisions import NodeDecisions
+from gpuvirt.model.node.desirednode import DesiredNode
 from gpuvirt.model.node.picture import NodePicture
 from gpuvirt.model.reasons import Reason, reasons_text
 
@@ -17,12 +19,14 @@ Outcomes = Mapping[UnitId, Outcome]
 def of_workload(
     picture: NodePicture, decided: NodeDecisions, outcomes: Outcomes, *, drivers_differ: bool
 ) -> Progress | None:
-    """Return the progress of the desired drivers; None if the cluster does not set them.
+    """Return the progress of the desired drivers; None while it is unknown whether the cluster sets them.
 
     A GPU that is used whole must not carry vGPUs either, and one for vGPUs on demand must be able to.
     """
-    if not decided.memory.desired.follows_cluster or picture.inventory is None:
+    if picture.inventory is None:
         return None
+    if not decided.memory.desired.follows_cluster:
+        return NOTHING_DESIRED if picture.request is not None and picture.request.spec is not None else None
     if decided.invalid.modes:
         return Progress(StateName.FAILED, reasons_text([invalid.reason for invalid in decided.invalid.modes]))
     units = decided.desired.by_unit(picture.inventory).values()
@@ -49,11 +53,13 @@ def _against_workload(outcomes: Outcomes, gpus: set[PciAddress]) -> Iterator[Rea
 
 
 def of_vgpus(picture: NodePicture, decided: NodeDecisions, outcomes: Outcomes) -> Progress | None:
-    """Return the progress of the desired vGPUs; None if no vGPUs are desired."""
+    """Return the progress of the desired vGPUs; None while it is unknown which are desired."""
     vgpus = decided.desired.vgpus
     target = vgpus.desired_types
-    if target.name is None or picture.inventory is None:
+    if picture.inventory is None:
         return None
+    if target.name is None:
+        return NOTHING_DESIRED if _is_without_vgpus(picture.request, decided.memory.desired) else None
     if decided.invalid.vgpus:
         return Progress(StateName.FAILED, reasons_text([invalid.reason for invalid in decided.invalid.vgpus]))
     if target.undecided:
@@ -66,6 +72,14 @@ def of_vgpus(picture: NodePicture, decided: NodeDecisions, outcomes: Outcomes) -
     if failures := [reason for reason in reasons if not reason.code.passes]:
         return Progress(StateName.FAILED, reasons_text(failures))
     return Progress(StateName.PENDING, reasons_text(reasons)) if is_open else Progress(StateName.SUCCESS)
+
+
+def _is_without_vgpus(request: NodeRequest | None, desired: DesiredNode) -> bool:
+    """Return whether the cluster is known to desire no vGPUs; an invalid mode leaves that open after a restart."""
+    is_observed = request is not None and (request.has_spec or request.workload is not None)
+    if not (desired.follows_cluster and is_observed) or desired.invalid_modes is not None:
+        return False
+    return DesiredMode.VGPU not in {desired.modes.default, *desired.modes.by_gpu.values()}
 
 
 def _against_vgpus(vgpus: NodeVgpus, outcomes: Outcomes, gpus: frozenset[PciAddress]) -> Iterator[Reason]:
