@@ -64,13 +64,13 @@ def test_an_unready_component_shows_its_reason() -> None:
 
 
 def test_a_node_that_shares_its_gpus_has_the_plugin_and_the_gpus_mode() -> None:
-    offered = Offered(name="nvidia.com/vgpu", healthy=1500, allocated=300, registered=True)
-    status = Status(totals=Totals(gpus=2, modes="container"), resources=(offered,), conditions=(condition("Ready"),))
+    gpus = tuple(Gpu(address=f"0000:{bus}:00.0", mode="shared", units=units) for bus, units in (("65", 500), ("ca", 0)))
+    status = Status(totals=Totals(gpus=2, modes="shared"), gpus=gpus, conditions=(condition("Ready"),))
     gpu_node = GpuNode(metadata=Metadata(name="node01"), status=status)
     found = rows([node(Workload.SHARED)], {"node01": gpu_node}, [])
     assert [(row.workload, row.component, row.ready, row.detail) for row in found] == [
-        ("shared", "sandbox-device-plugin", True, "1500 nvidia.com/vgpu (300 allocated)"),
-        ("shared", "shared-gpus", True, "2 GPUs, container mode"),
+        ("shared", "sandbox-device-plugin", True, "500 units of 2 GPUs"),
+        ("shared", "shared-gpus", True, "2 GPUs, shared mode"),
     ]
     assert {row.component for row in rows([node(Workload.SHARED)], {}, [])} == {"sandbox-device-plugin", "shared-gpus"}
 

@@ -211,6 +211,9 @@ def _plugin(name: str, workload: str, status: Status) -> Row:
         for resource in status.resources
         if resource.healthy or resource.allocated
     )
+    shared = [gpu.units for gpu in status.gpus if gpu.units is not None]
+    units = f"{sum(shared)} units of {count_of(len(shared), 'GPU')}" if shared else ""
+    offered = ", ".join(filter(None, (offered, units)))
     unregistered = [resource.name for resource in status.resources if not resource.registered and resource.healthy]
     if unregistered:
         detail = f"not registered with the kubelet: {', '.join(unregistered)}"
