@@ -1,5 +1,7 @@
 """The cluster of an installation, for commands."""
 
+from gpuvirt.kube.labels import DEPLOY, SETS
+from gpuvirt.model.desired.workload import Workload
 from tests.kube.scriptedapi import FORBIDDEN, NOT_FOUND, Call, Reply
 
 NAMESPACE = "gpu-operator"
@@ -49,6 +51,26 @@ NO_SECRET = {
 NO_DNS = {**NO_SECRET, "reason": "MissingClusterDNS", "lastTimestamp": "2026-01-01T00:02:00Z"}
 
 
+GPU_NODES = "/apis/gpuvirt.io/v1alpha1/gpunodes"
+
+
+def sharing_node(workload: str) -> object:
+    """Return a node whose operands share its GPUs, with the workload of its label."""
+    deploys = {f"{DEPLOY}{name}": "true" for name in SETS[Workload.SHARED]}
+    labels = {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.workload.config": workload, **deploys}
+    return {"metadata": {"name": "node01", "labels": labels}}
+
+
+def sharing_gpu_node(*users: str, units: int | None) -> object:
+    """Return the GpuNode of a node with two shared GPUs; the first has users."""
+    gpus = [
+        {"address": f"0000:{bus}:00.0", "mode": "shared", "users": names, "units": units, "vfs": 0}
+        for bus, names in (("65", list(users)), ("ca", []))
+    ]
+    status = {"observedGeneration": 0, "totals": {"gpus": 2, "modes": "shared"}, "gpus": gpus, "conditions": [READY]}
+    return {"metadata": {"name": "node01"}, "status": status}
+
+
 class Cluster:
     """The objects of a cluster whose release is in NAMESPACE."""
 
@@ -57,6 +79,7 @@ class Cluster:
         self.nodes: tuple[object, ...] = (NODE,)
         self.selected: tuple[object, ...] = ()
         """The nodes with the label `rack=b`."""
+        self.gpu_nodes: tuple[object, ...] = ()
         self.pods = (AGENT, *pods)
         self.may_read_events = True
         self.installed = True
@@ -72,6 +95,8 @@ class Cluster:
             return items(*self.pods)
         if call.path == f"/api/v1/namespaces/{NAMESPACE}/events":
             return items(PULLED, NO_SECRET, NO_DNS) if self.may_read_events else FORBIDDEN
+        if call.path == GPU_NODES:
+            return items(*self.gpu_nodes)
         nodes = self.selected if "labelSelector=rack%3Db" in call.target else self.nodes
         return items(*nodes) if call.path == "/api/v1/nodes" else items()
 
@@ -79,7 +104,9 @@ class Cluster:
         state = self.state if self.asked > self.ready_after else "notReady"
         reason = READY if state == "ready" else {**READY, "status": "False", "reason": "NodesNotReady", "message": "x"}
         status = {"state": state, "namespace": NAMESPACE, "conditions": [reason]}
-        return items({"metadata": {"name": "cluster-policy"}, "spec": {}, "status": status})
+        return items(
+            {"metadata": {"name": "cluster-policy"}, "spec": {"sandboxWorkloads": {"enabled": True}}, "status": status}
+        )
 
 
 def items(*found: object) -> Reply:

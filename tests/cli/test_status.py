@@ -6,7 +6,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 from tests.cli.commandline import GPUVIRT, PATH
-from tests.cli.statuscluster import NAMESPACE, NODE, VGPU_MANAGER, Cluster
+from tests.cli.statuscluster import NAMESPACE, NODE, VGPU_MANAGER, Cluster, sharing_gpu_node, sharing_node
 from tests.extender.podapi import serving
 
 
@@ -77,6 +77,24 @@ async def test_a_pod_that_is_not_ready_has_the_cause_that_events_give(tmp_path: 
     cluster.may_read_events = False
     without = await run(cluster, tmp_path)
     assert "kubectl describe pod vgpu-manager-b -n gpu-operator" in " ".join(without.stdout.split())
+
+
+async def test_a_node_that_waits_to_stop_sharing_names_the_pods_with_shares(tmp_path: Path) -> None:
+    cluster = Cluster()
+    cluster.nodes, cluster.gpu_nodes = (sharing_node("shared"),), (sharing_gpu_node("pod default/a", units=1000),)
+    shares = (await run(cluster, tmp_path)).stdout
+    assert ("2000 units of 2 GPUs" in " ".join(shares.split()), "Draining" in shares) == (True, False), shares
+    cluster.nodes = (sharing_node("container"),)
+    cluster.gpu_nodes = (sharing_gpu_node("pod default/a", "pod team/b", units=None),)
+    done = await run(cluster, tmp_path)
+    text = " ".join(done.stdout.split())
+    assert (done.returncode, "Draining" in text) == (1, True), done.stdout
+    assert (
+        "the node becomes container once these GPUs are free: 0000:65:00.0 (shared, used by pod default/a, pod team/b)"
+        in text
+    )
+    cluster.state = "notReady"
+    assert " ".join((await run(cluster, tmp_path)).stdout.split()).count("pod team/b") == 1
 
 
 async def test_waiting_ends_when_the_policy_is_ready_or_the_time_is_over(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from gpuvirt.kube.client import Client
 from gpuvirt.kube.events import About, EventDraft, EventLevel, Reporter
 from gpuvirt.kube.kinds.clusterpolicy import API_VERSION, KIND, Choice
 
-LEFT_ALONE = "LeftAlone"
+LEFT_ALONE, DRAINING = "LeftAlone", "Draining"
 REPORTER = Reporter("gpuvirt.io/controller", "gpuvirt-controller")
 
 
@@ -43,9 +43,8 @@ def node_announcements(name: str, placement: NodePlacement) -> Iterator[Announce
     about = About("v1", "Node", name, name)
     if placement.counts and (why := placement.left_alone) is not None:
         yield Announcement(about, EventDraft(EventLevel.NORMAL, LEFT_ALONE, why))
-    if placement.leaving and placement.counts:
-        note = f"the node becomes {placement.workload} once its GPUs are free: {', '.join(placement.leaving)}"
-        yield Announcement(about, EventDraft(EventLevel.NORMAL, "Draining", note))
+    if placement.counts and (waits := placement.waits) is not None:
+        yield Announcement(about, EventDraft(EventLevel.NORMAL, DRAINING, waits))
 
 
 def policy_announcements(choice: Choice, verdict: ReadyCondition) -> Iterator[Announcement]:

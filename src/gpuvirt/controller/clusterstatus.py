@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from gpuvirt.controller.announcer import LEFT_ALONE
+from gpuvirt.controller.announcer import DRAINING, LEFT_ALONE
 from gpuvirt.controller.deployment import StoredObject
 from gpuvirt.controller.nodes.placement import Defaults, leaving, placement_of
 from gpuvirt.controller.nodes.problems import Deployer, NodeProblem, ObservedNode, problems_of
@@ -76,7 +76,7 @@ PODS: Mapping[str, str] = {
 }
 RUNNING, OFF = "Running", "Off"
 ALL_OPERANDS = "operands"
-"""The component that stands for all components of a node on which an admin has switched them off."""
+"""The component that stands for all components of a node: switched off, left alone, or waiting for users of GPUs."""
 NO_CAUSES: Mapping[str, str] = MappingProxyType({})
 CHECKS = ("VfioPciReady", "VgpuManagerReady", "VgpuDevicesReady")
 
@@ -123,7 +123,9 @@ def _observed(node: Node, gpu_node: GpuNode | None, apps: frozenset[str], deploy
     labels = node.metadata.labels
     defaults = policies.defaults_of(deployer.policy) if deployer is not None else Defaults(sandboxed=True)
     resources = frozenset[str]() if deployer is None or deployer.beside else node.resources
-    placement = leaving(placement_of(labels, gpu_node, defaults, resources), labels, gpu_node, spec_is_due=False)
+    placement = placement_of(labels, gpu_node, defaults, resources)
+    if deployer is not None:  # without a policy, no node becomes anything else
+        placement = leaving(placement, labels, gpu_node, spec_is_due=False)
     return ObservedNode(labels, placement, gpu_node, apps, node.resources)
 
 
@@ -141,6 +143,8 @@ def _rows_of(
         return
     if (why := observed.placement.left_alone) is not None:
         yield Row(name, workload, ALL_OPERANDS, ready=True, state=LEFT_ALONE, detail=why)
+    if (waits := observed.placement.waits) is not None:
+        yield Row(name, workload, ALL_OPERANDS, ready=False, state=DRAINING, detail=waits)
     of_agent = next((problem.reason for problem in problems if problem.component == AGENT), None)
     has_agent = workload in _AGENT_WORKLOADS
     if has_agent:

@@ -238,8 +238,7 @@ def _against(placement: NodePlacement, problems: Sequence[NodeProblem], gpu_node
     if placement.problem is not None:
         return placement.problem.text
     found = [problem.reason.text for problem in problems]
-    if placement.leaving:
-        waits = f"the node becomes {placement.workload} once these GPUs are free: {', '.join(placement.leaving)}"
+    if (waits := placement.waits) is not None:
         reported = _agent_problem(gpu_node) if gpu_node is not None and gpu_node.status is not None else None
         found.insert(0, f"{waits}; {reported}" if reported is not None else waits)
     if found:

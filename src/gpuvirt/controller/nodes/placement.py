@@ -88,6 +88,13 @@ class NodePlacement(msgspec.Struct, frozen=True):
         )
 
     @property
+    def waits(self) -> str | None:
+        """Why the node keeps the operands of its previous workload, with the users of its GPUs; None if it does not."""
+        if not self.leaving:
+            return None
+        return f"the node becomes {self.workload} once these GPUs are free: {', '.join(self.leaving)}"
+
+    @property
     def is_unreported(self) -> bool:
         """Whether the agent has not reported the vGPU driver's GPUs yet. The agent's label stays until it has."""
         return self.leaving == (NOT_REPORTED,)
