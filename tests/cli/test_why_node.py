@@ -144,6 +144,10 @@ PRESENT = {"nvidia.com/gpu.present": "true"}
         (PRESENT, "agent has not reported"),
         (PRESENT | {"nvidia.com/gpu.deploy.operands": "false"}, "label nvidia.com/gpu.deploy.operands=false"),
         (PRESENT | {"nvidia.com/gpu.workload.config": "container"}, "gives its GPUs to containers"),
+        (
+            PRESENT | {"nvidia.com/gpu.workload.config": "vm-pasthrough"},
+            "gpu.workload.config is 'vm-pasthrough', so the node keeps its modes; fix: did you mean vm-passthrough?",
+        ),
     ],
 )
 async def test_a_node_without_an_agent_has_the_label_that_is_why(

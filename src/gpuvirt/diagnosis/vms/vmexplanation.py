@@ -22,7 +22,7 @@ from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.kinds.core import condition
 from gpuvirt.kube.labels import NODE_LABEL, OPERANDS_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
-from gpuvirt.model.desired.workload import Workload
+from gpuvirt.model.desired.workload import MODES, Workload, unknown_workload
 from gpuvirt.model.workers.away import AwayWorker, NodePhase
 
 VERSION = 1
@@ -268,7 +268,10 @@ def _no_agent_because(labels: Mapping[str, str], *, has_agent: bool) -> str:
         return ""
     if labels.get(PRESENT_LABEL) != "true":
         return f"it has no label {PRESENT_LABEL}=true, which gpuvirt discover or NFD sets where it finds a GPU"
-    if labels.get(WORKLOAD_LABEL) == Workload.CONTAINER:
+    workload = labels.get(WORKLOAD_LABEL)
+    if workload and workload not in MODES:
+        return unknown_workload(workload).reason.text
+    if workload == Workload.CONTAINER:
         return f"label {WORKLOAD_LABEL}={Workload.CONTAINER} gives its GPUs to containers, without an agent"
     return ""
 
