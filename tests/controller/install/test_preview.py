@@ -76,6 +76,18 @@ def test_a_node_for_vms_gets_the_agent() -> None:
     assert "kata" in invalid.note
 
 
+@pytest.mark.parametrize("workload", ["vm-passthrough", "kata"])
+def test_a_workload_label_that_the_policy_ignores_is_named(workload: str) -> None:
+    labelled = {**HAS_GPUS, LABEL: workload}
+    found = previewed(labelled, sandboxWorkloads={"enabled": False})
+    ignored = f"label {LABEL}={workload} is ignored: sandboxWorkloads.enabled is not true"
+    assert (found.workload, found.note) == ("container", ignored)
+    served = previewed(labelled, {"nvidia.com/gpu": "2"}, sandboxWorkloads={"enabled": False})
+    assert served.note.startswith(f"{ignored}; a device plugin")
+    same = previewed({**HAS_GPUS, LABEL: "container"}, sandboxWorkloads={"enabled": False})
+    assert same.note == ""
+
+
 @pytest.mark.parametrize("texts", [[], [("a", manifest()), ("b", manifest())]])
 def test_one_policy_is_expected(texts: list[tuple[str, str]]) -> None:
     with pytest.raises(ConfigError, match=f"found {len(texts)} ClusterPolicies"):

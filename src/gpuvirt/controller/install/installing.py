@@ -21,7 +21,7 @@ from gpuvirt.controller.definitions import DEFINITIONS, OURS, PART_OF, Definitio
 from gpuvirt.controller.install.images import UNKNOWN_OS
 from gpuvirt.controller.install.uninstall import HOLDER, KINDS
 from gpuvirt.controller.nodes.labels import desired_labels, desired_labels_beside
-from gpuvirt.controller.nodes.placement import NodePlacement, placement_of
+from gpuvirt.controller.nodes.placement import Defaults, NodePlacement, placement_of
 from gpuvirt.controller.operands.inputs import RenderInputs
 from gpuvirt.controller.operands.rendering import render
 from gpuvirt.controller.policy import policies
@@ -34,7 +34,15 @@ from gpuvirt.kube.kinds import clusterpolicy
 from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES, ClusterPolicy
 from gpuvirt.kube.kinds.core import AnyObject, ReadNode
 from gpuvirt.kube.kinds.workloads import DaemonSet
-from gpuvirt.kube.labels import DRIVER, GPU_FEATURES, OPERAND_LABEL, OPERANDS_LABEL, OS_LABEL, deploy_label
+from gpuvirt.kube.labels import (
+    DRIVER,
+    GPU_FEATURES,
+    OPERAND_LABEL,
+    OPERANDS_LABEL,
+    OS_LABEL,
+    WORKLOAD_LABEL,
+    deploy_label,
+)
 from gpuvirt.kube.resources import NODES, Collection, Metadata, Resource
 
 
@@ -49,7 +57,7 @@ class NodePreview(msgspec.Struct, frozen=True):
     """Where the workload is set: `label nvidia.com/gpu.workload.config`."""
     components: tuple[str, ...]
     note: str = ""
-    """Why the node would get nothing, or not the driver."""
+    """Why the node would get nothing, or not the driver, or not the workload of its label."""
 
 
 class Preview(msgspec.Struct, frozen=True):
@@ -85,13 +93,14 @@ def previews(nodes: Iterable[ReadNode], policy: ClusterPolicy, inputs: RenderInp
     """Yield what each node would get, by name."""
     beside = inputs.settings.coexists
     policy = policies.beside(policy) if beside else policy
+    defaults = policies.defaults_of(policy)
     sets = [manifest for manifest in render(policy, inputs).manifests if isinstance(manifest, DaemonSet)]
     for node in sorted(nodes, key=lambda node: node.metadata.name):
         labels = node.metadata.labels
         found = any(labels.get(label) == "true" for label in GPU_FEATURES)
         metadata = replace(node.metadata, labels={GPU_FEATURES[0]: "true", **labels} if not found else labels)
         resources = frozenset[str]() if beside else node.resources
-        placement = placement_of(metadata.labels, None, policies.defaults_of(policy), resources)
+        placement = placement_of(metadata.labels, None, defaults, resources)
         desired = (desired_labels_beside if beside else desired_labels)(
             metadata, placement, policies.label_inputs_of(policy)
         )
@@ -103,7 +112,7 @@ def previews(nodes: Iterable[ReadNode], policy: ClusterPolicy, inputs: RenderInp
             str(placement.workload or "invalid"),
             placement.origin,
             tuple(_component(each) for each in sets if each.spec.template.spec.node_selector.items() <= then.items()),
-            _note(metadata, placement),
+            _note(metadata, placement, defaults),
         )
 
 
@@ -112,13 +121,18 @@ def _component(daemon_set: DaemonSet) -> str:
     return PODS.get(operand, operand)
 
 
-def _note(metadata: Metadata, placement: NodePlacement) -> str:
+def _note(metadata: Metadata, placement: NodePlacement, defaults: Defaults) -> str:
     if placement.operands_off:
         return f"label {OPERANDS_LABEL}=false"
     if placement.problem is not None:
         return placement.problem.text
-    driver = metadata.labels.get(deploy_label(DRIVER), "true")
-    return placement.left_alone or (f"label {deploy_label(DRIVER)}={driver}" if driver != "true" else "")
+    driver, workload = metadata.labels.get(deploy_label(DRIVER), "true"), metadata.labels.get(WORKLOAD_LABEL)
+    is_ignored = workload and not defaults.sandboxed and workload != placement.workload
+    notes = (
+        f"label {WORKLOAD_LABEL}={workload} is ignored: sandboxWorkloads.enabled is not true" if is_ignored else None,
+        placement.left_alone or (f"label {deploy_label(DRIVER)}={driver}" if driver != "true" else None),
+    )
+    return "; ".join(filter(None, notes))
 
 
 POLL_S = 1.0
