@@ -98,6 +98,22 @@ async def test_a_resource_that_is_no_name_is_refused(tmp_path: Path) -> None:
     assert "--resource" in err.decode()
 
 
+@pytest.mark.parametrize("asks", [("nvidia.com/shares",), ("nvidia.com/shares", "--watch")])
+async def test_a_resource_that_no_node_with_shared_gpus_has_is_refused(asks: tuple[str, ...], tmp_path: Path) -> None:
+    api = PodApi()
+    counted = {"capacity": {"nvidia.com/share": "1000", "cpu": "8"}, "allocatable": {"nvidia.com/share": "1000"}}
+    api.put("nodes", {**node("node01", a=1000), "status": counted})
+    api.put("nodes", {**node("node02"), "status": {"allocatable": {"nvidia.com/shares": "1"}}})
+    async with called(tmp_path, api, "shares", "--resource", *asks) as process:
+        out, err = await process.communicate()
+    assert (process.returncode, out) == (1, b""), err.decode()
+    message = "NoSuchResource: nvidia.com/shares is no resource of the nodes with shared GPUs; did you mean"
+    assert f"{message} nvidia.com/share? They have: nvidia.com/share" in " ".join(err.decode().split())
+    async with called(tmp_path, api, "shares", "--resource", "nvidia.com/share") as process:
+        out, err = await process.communicate()
+    assert (process.returncode, "1000 of 1000 units are free" in out.decode()) == (0, True), err.decode()
+
+
 @pytest.mark.parametrize("resource", ["nvidia.com/vgpu", "nvidia.com/share"])
 async def test_why_names_the_units_that_a_pod_lacks(resource: str, tmp_path: Path) -> None:
     api = PodApi()

@@ -9,18 +9,23 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuvirt.clock import Clock, Signal
-from gpuvirt.facts.ids import NodeName, PodUid
+from gpuvirt.diagnosis.findings import listed
+from gpuvirt.errors import GpuvirtError
+from gpuvirt.facts.ids import NodeName, PodUid, ResourceName
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.failures import ApiError, ForbiddenError, NotFoundError
+from gpuvirt.kube.kinds.core import ReadNode
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, PodMemory
 from gpuvirt.kube.kinds.vgpuschedule import VgpuSchedule
 from gpuvirt.kube.objects import key_of
 from gpuvirt.kube.reflector import Reflector
-from gpuvirt.kube.resources import Collection, KubernetesObject, Metadata
+from gpuvirt.kube.resources import NODES, Collection, KubernetesObject, Metadata
 from gpuvirt.kube.watchevents import Listed
+from gpuvirt.model.inventory.nearness import nearest
+from gpuvirt.model.reasons import FindingCode
 from gpuvirt.model.shares import overview
-from gpuvirt.model.shares.annotations import SHARES_ANNOTATION, enforcement_of
+from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, SHARES_ANNOTATION, enforcement_of
 from gpuvirt.model.shares.overview import PodShare, SharesOverview
 from gpuvirt.model.workers.away import AwayWorker
 from gpuvirt.shares.awayworkers import away, read_schedules
@@ -90,6 +95,25 @@ def shares_for_pod(index: Index, pod: SharingPod) -> Mapping[PodUid, PodShare]:
             for nomination in nominated
         },
     }
+
+
+class NoSuchResourceError(GpuvirtError):
+    """No node with shared GPUs has the resource whose units were asked for."""
+
+
+async def verify_resource(client: Client, resource: ResourceName) -> None:
+    """Raise NoSuchResourceError for a resource that nodes with shared GPUs lack: no pod would count; raises ApiError.
+
+    Nodes whose kubelets count no resource of a plugin yet do not tell its name.
+    """
+    nodes = (await client.list(Collection(NODES, ReadNode))).items
+    sharing = (node.status for node in nodes if node.metadata.annotations.get(SHARED_GPUS_ANNOTATION))
+    known = sorted({name for status in sharing for name in (*status.capacity, *status.allocatable) if "/" in name})
+    if known and resource not in known:
+        near = nearest(resource, known)
+        hint = f"; did you mean {near}?" if near is not None else "."
+        message = f"{resource} is no resource of the nodes with shared GPUs{hint} They have: {listed(known)}"
+        raise NoSuchResourceError(f"{FindingCode.NO_SUCH_RESOURCE}: {message}")
 
 
 async def read_overview(client: Client, sharing: Sharing) -> SharesOverview:

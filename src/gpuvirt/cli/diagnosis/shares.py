@@ -13,7 +13,7 @@ from gpuvirt.cli.output.fleetrender import print_shares
 from gpuvirt.cli.output.tables import CLEAR, console
 from gpuvirt.cli.parameters import apiserver, fleet, options
 from gpuvirt.clock import RealClock
-from gpuvirt.diagnosis.sharesreading import SharesFollower, read_overview
+from gpuvirt.diagnosis.sharesreading import SharesFollower, read_overview, verify_resource
 from gpuvirt.kube.client import Client
 from gpuvirt.kube.failures import ApiError
 from gpuvirt.model.shares.demand import WHOLE, Units
@@ -42,6 +42,7 @@ def shares(  # noqa: PLR0913  one parameter an option
     listing = ListFormat(output, no_headers)
     sharing = Sharing(options.resource_of(resource), Units(units))
     client = Client(apiserver.demanded_credentials(kubeconfig, context))
+    asyncio.run(verify_resource(client, sharing.resource))
     names = asyncio.run(fleet.selected_nodes(client, selector))
     if not watch:
         _show(_chosen(asyncio.run(read_overview(client, sharing)), names), listing)
