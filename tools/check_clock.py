@@ -15,7 +15,7 @@ ALLOWED: Mapping[str, str] = {
     "agent/process.py": "when the agent started, for people",
     "gpuvirt_schedules/commands/schedulequestions.py": "the time of day decides the phase of a schedule",
     "archive.py": "times in the archive, for people",
-    "cli/changes/podaccount.py": "the time of new entries of the ledger, for people",
+    "cli/podaccount.py": "the time of new entries of the ledger, for people",
     "gpuvirt_schedules/commands/schedulerender.py": "times of switches, for people",
     "clock.py": "has the wall clock",
     "kube/access/execplugin.py": "the end of a credential; after a step it is asked for again, or refused once",

@@ -21,7 +21,7 @@ MAKERS: Mapping[str, frozenset[str]] = {
             "model/allocation/ledger.py",
             "agent/allocators.py",
             "agent/kubelet/accountwatch.py",
-            "cli/changes/podaccount.py",
+            "cli/podaccount.py",
         }
     ),
     "VmProof": frozenset({"gpuvirt_schedules/decide/matching.py"}),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,6 +64,37 @@ def test_an_error_exits_with_1_and_lists_all_findings(on: On) -> None:
     assert (done.returncode, done.stderr) == (1, "")
     for part in ("IommuOff: the IOMMU is off", "seen: /proc/cmdline: ", "why:  without it", "fix:  in the firmware"):
         assert part in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("ledger", "target", "code", "message"),
+    [
+        ("", "0000:65:00.0", "AllocatedToPod", "is allocated to pod 8f0c"),
+        ("torn", "0000:65:00.0", "AllocatedToPod", "is allocated to pod 8f0c"),
+        ("", "0000:ca:00.0", None, ""),
+        ("torn", "0000:ca:00.0", "AllocationsUnknown", "0000:ca:00.0 may be allocated to a pod"),
+    ],
+)
+def test_why_has_the_pods_of_another_plugins_devices_and_calls_none_free_that_may_be_allocated(
+    tmp_path: Path, short_path: Path, ledger: str, target: str, code: str | None, message: str
+) -> None:
+    export(build_host(load_host("2xA10")), tmp_path)
+    resource, gpus, plugins = "nvidia.com/GA102GL_A10", ["0000:65:00.0", "0000:ca:00.0"], short_path / "device-plugins"
+    given = {"PodUID": "8f0c", "ContainerName": "compute", "ResourceName": resource, "DeviceIDs": {"-1": gpus[:1]}}
+    plugins.mkdir()
+    (plugins / "kubelet_internal_checkpoint").write_text(
+        json.dumps({"Data": {"PodDeviceEntries": [given], "RegisteredDevices": {resource: gpus}}, "Checksum": 1})
+    )
+    if ledger:
+        (tmp_path / "var/lib/gpuvirt").mkdir(parents=True)
+        (tmp_path / "var/lib/gpuvirt/ledger.json").write_text(ledger)
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        kubelet.bind(str(plugins / "kubelet.sock"))
+        kubelet.listen()
+        done = ran("why", target, "--host-root", str(tmp_path), "--kubelet-dir", str(short_path), "-o", "json")
+    blocker = json.loads(done.stdout)["blocker"]
+    assert (done.returncode, blocker and blocker["code"]) == (int(code is not None), code), done.stdout
+    assert message in (f"{blocker['subject']} {blocker['message']}" if blocker else "")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpuvirt.agent.change.changehost import Inputs
 from gpuvirt.agent.change.gate.gate import UnitBusyError
 from gpuvirt.agent.store import hostfiles
-from gpuvirt.cli.changes.podaccount import AllocationReader
+from gpuvirt.cli.podaccount import AllocationReader
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions.modules import driver_of

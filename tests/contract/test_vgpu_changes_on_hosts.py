@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gpuvirt.agent.change import unitchange
 from gpuvirt.agent.change.changehost import Inputs
 from gpuvirt.agent.change.observation import observe
-from gpuvirt.cli.changes.podaccount import AllocationReader
+from gpuvirt.cli.podaccount import AllocationReader
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredVgpus

@@ -15,7 +15,7 @@ from gpuvirt.agent.change.observation import observe
 from gpuvirt.agent.change.steps.changes import by_hand
 from gpuvirt.agent.change.steps.vgpusteps import Run
 from gpuvirt.agent.change.unitchange import apply
-from gpuvirt.cli.changes.podaccount import AllocationReader
+from gpuvirt.cli.podaccount import AllocationReader
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus

@@ -15,7 +15,7 @@ from gpuvirt.agent.change.gate import gate, gatefiles, gatelock, gatepass
 from gpuvirt.agent.change.gate.gaterecord import GateOwner
 from gpuvirt.agent.kubelet import accountwatch, hostaccount
 from gpuvirt.agent.kubelet.podresources import Devices
-from gpuvirt.cli.changes import podaccount
+from gpuvirt.cli import podaccount
 from gpuvirt.clock import Clock
 from gpuvirt.model.allocation.allocations import Consumers
 from gpuvirt_sim import builder, hostspec

@@ -43,7 +43,7 @@ UNNOTICED: Mapping[str, str] = {
     "agent.reconcile.gatewatch: GateWatch._read: return False [as return True]": "The states stay as they were, so the agent decides once more and comes to the same.",
     "agent.reconcile.gatewatch: GateWatch._requests: if self._states[slot] is GateState.DRAINING [in] for slot in self._elsewhere": "`is_unanswered` asks the record for the same state; the filter saves reading the others.",
     "agent.reconcile.gatewatch: GateWatch._unsettled: if state is GateState.SETTLING [in] for slot, state in self._states.items()": "`Gate.settle` opens only gates that are settling; the host would be observed more often.",
-    "cli.changes.podaccount: AllocationReader._read: if key not in (held or {}) [in] for key, allocated_to in by_ledger.items()": "The device is allocated either way; its pod may then have the ledger's name beside the kubelet's.",
+    "cli.podaccount: AllocationReader._read: if key not in (held or {}) [in] for key, allocated_to in by_ledger.items()": "The device is allocated either way; its pod may then have the ledger's name beside the kubelet's.",
     "cli.changes.vgpu: _set_scheduler: plan.steps [and in] if plan.steps and (not order.dry_run)": "`byhand.set_scheduler` makes the plan again, and without steps it only returns the same reasons.",
     "model.offers.offers: symptoms: carrier.fell_off_bus or carrier.unread [and in] if carrier is not None and (carrier.fell_off_bu…": "`function_symptoms` yields nothing for a function without either.",
     "model.offers.offers: symptoms: gpu.fell_off_bus or gpu.unread [and in] if gpu is not None and gpu is not carrier and (gpu.fell…": "`function_symptoms` yields nothing for a function without either.",

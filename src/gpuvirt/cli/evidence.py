@@ -8,6 +8,7 @@ import msgspec
 from gpuvirt.agent import published
 from gpuvirt.agent.known import snapshot
 from gpuvirt.agent.kubelet.survey import read_kubelet
+from gpuvirt.cli.podaccount import AllocationReader
 from gpuvirt.clock import Clock
 from gpuvirt.diagnosis import diagnosis
 from gpuvirt.diagnosis.evidence import ClusterNode, Evidence
@@ -19,6 +20,7 @@ from gpuvirt.hardware.host.platform import read_setup
 from gpuvirt.hardware.scan import scan, with_users
 from gpuvirt.model.allocation.ledger import Ledger
 from gpuvirt.model.allocation.pluginanswers import gpus_by_uuid, is_nvidias_id
+from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.inventory import build_inventory
 from gpuvirt.model.inventory.naming import Learn, observed_names
@@ -39,6 +41,8 @@ class EvidenceSources(msgspec.Struct, frozen=True, kw_only=True):
     """The path of a running agent's state file."""
     procs: Iterable[Path] = ()
     """The `/proc` folders in which a running agent is visible."""
+    account: AllocationReader | None = None
+    """Reads the allocations on a host without an agent; None: they are taken from the ledger alone."""
     learn: Learn = observed_names
     """Returns the names of the host's vGPU types."""
     kubevirts: tuple[KubeVirt, ...] | None = None
@@ -50,18 +54,20 @@ def gather(kernel: Kernel, around: EvidenceSources) -> Evidence:
     facts = with_users(kernel, scan(kernel))
     names = around.learn(facts, around.ledger.names)
     inventory = build_inventory(facts, names)
-    view = None
+    view, allocations = None, PodAllocations()
     if around.state_file is not None:
         boot_id = facts.platform.boot_id
         view = published.read_view(around.state_file, around.clock.monotonic_s(), boot_id, around.procs)
     if view is None:
         view = snapshot.view_of(facts, around.settings, around.ids, around.clock, around.ledger, names)
+        allocations = around.account.account(inventory).allocations if around.account is not None else allocations
     return Evidence(
         setup=read_setup(kernel, facts, (gpu.function for gpu in inventory.gpus.values())),
         inventory=inventory,
         view=view,
         settings=around.settings,
         kubelet=read_kubelet(around.kubelet),
+        allocations=allocations,
         agent_has_run=bool(around.ledger.resources),
         kubevirts=around.kubevirts,
         cluster_nodes=around.cluster_nodes,

@@ -9,6 +9,7 @@ from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import PciFunction
 from gpuvirt.facts.platform import FunctionSetup
 from gpuvirt.facts.setup import KubeletFacts, Setup
+from gpuvirt.model.allocation.podallocations import PodAllocations
 from gpuvirt.model.desired.gpumodes import FOR_CONTAINERS, DesiredMode
 from gpuvirt.model.desired.settings import Settings, VfioNodes
 from gpuvirt.model.inventory.inventory import Gpu, Inventory
@@ -62,6 +63,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """The view that `gpuvirt devices` prints."""
     settings: Settings
     kubelet: KubeletFacts
+    allocations: PodAllocations = PodAllocations()
+    """The allocations by the kubelet, of any device plugin, on a host without an agent, whose view has them."""
     agent_has_run: bool = False
     """Whether an agent has offered devices on the host, now or before."""
     kubevirts: tuple[KubeVirt, ...] | None = None

@@ -366,16 +366,34 @@ class _Explainer:
         return blocked(StageName.COUNTED, blocker)
 
     def _free(self, resource: ResourceView) -> StageResult[StageName]:
-        device = self._device()
-        allocated_to = device.allocated_to if device is not None else None
+        pods = self._pods()
+        if pods:
+            reason = refusals.allocated_to_pod(self._id, pods)
+            blocker = of_reason(reason, Level.ERROR, f"or request another device of {resource.name}")
+            return StageResult(StageName.FREE, f"allocated to {listed(pods)}", blocker)
+        if (unknown := self._allocations_unknown()) is not None:
+            return blocked(StageName.FREE, of_reason(replace(unknown, subject=self._id), Level.ERROR))
         if self._on_demand:
             free = f"free {sum(1 for _ in _free_ids(resource.devices))} of {len(resource.devices)}"
             return StageResult(StageName.FREE, f"{free}; a vGPU is created when a pod starts")
-        if allocated_to is None:
-            return self._stage(StageName.FREE, "not allocated to any pod")
-        reason = refusals.allocated_to_pod(self._id, (allocated_to,))
-        blocker = of_reason(reason, Level.ERROR, f"or request another device of {resource.name}")
-        return StageResult(StageName.FREE, f"allocated to {allocated_to}", blocker)
+        return self._stage(StageName.FREE, "not allocated to any pod")
+
+    def _pods(self) -> tuple[str, ...]:
+        """Return the pods that have the device: by the view, and without an agent by the kubelet, too."""
+        device, allocations = self._device(), self._evidence.allocations
+        if device is not None and device.allocated_to is not None:
+            return (device.allocated_to,)
+        if self._on_demand:
+            return ()
+        if self._vgpu is not None:
+            return allocations.vgpus.get(self._vgpu.id, ())
+        return allocations.functions.get(self._gpu.address, ())
+
+    def _allocations_unknown(self) -> Reason | None:
+        """Return why the device may be allocated to a pod that neither the agent nor this command knows."""
+        notes = (note for note in self._evidence.view.problems if note.code is ReasonCode.ALLOCATIONS_UNKNOWN)
+        own = (note for note in notes if pci_address(note.subject) in {None, self._gpu.address})
+        return self._evidence.allocations.unknown or next(own, None)
 
     def _permitted(self, resource: ResourceView) -> StageResult[StageName]:
         if self._evidence.kubevirts is None:

@@ -9,7 +9,7 @@ import pytest
 
 from gpuvirt.agent.change.changehost import Inputs
 from gpuvirt.agent.known.nokubelet import KubeletTrace, prove
-from gpuvirt.cli.changes.podaccount import AllocationReader
+from gpuvirt.cli.podaccount import AllocationReader
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.facts.pci import Unread
 from gpuvirt.hardware.access.kernel import RealKernel

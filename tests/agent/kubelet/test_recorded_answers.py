@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.agent.kubelet.proto import deviceplugin_pb2 as pb
-from gpuvirt.cli.changes.podaccount import AllocationReader
+from gpuvirt.cli.podaccount import AllocationReader
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.hardware.scan import scan, with_device_ids
 from gpuvirt.model.inventory.inventory import build_inventory

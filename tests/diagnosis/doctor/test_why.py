@@ -238,6 +238,26 @@ class TestWithAgent:
             assert explanation.blocker is not None
             assert (blocked_at(explanation), explanation.blocker.code) == (StageName.FREE, ReasonCode.ALLOCATED_TO_POD)
 
+    @pytest.mark.parametrize("target", [GPU, A10])
+    async def test_no_gpu_is_free_while_the_allocations_are_unknown(self, short_path: Path, target: str) -> None:
+        async with cluster_on("2xA10", short_path) as node:
+            await self.until_free(node, short_path)
+            checkpoint = short_path / "device-plugins/kubelet_internal_checkpoint"
+            checkpoint.write_bytes(checkpoint.read_bytes()[:20])
+
+            async def unknown() -> bool:
+                return (await self.explain_device(node, short_path, target)).blocker is not None
+
+            await until_so(unknown)
+            explanation = await self.explain_device(node, short_path, target)
+            assert explanation.blocker is not None
+            assert (blocked_at(explanation), explanation.blocker.code) == (
+                StageName.FREE,
+                ReasonCode.ALLOCATIONS_UNKNOWN,
+            )
+            assert explanation.blocker.subject == explanation.device
+            assert "start the kubelet" in explanation.blocker.fix[0]
+
     async def test_a_resource_that_the_kubelet_does_not_count_is_the_blocker(self, short_path: Path) -> None:
         async with cluster_on("2xA10", short_path) as node:
             await self.until_free(node, short_path)

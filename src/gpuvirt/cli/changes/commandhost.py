@@ -20,8 +20,8 @@ from gpuvirt.agent.change.steps.vgpusteps import Run
 from gpuvirt.agent.change.unitchange import apply
 from gpuvirt.agent.known import snapshot
 from gpuvirt.agent.kubelet.hostaccount import ListUnknownError, read_lists
-from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.cli.parameters import options
+from gpuvirt.cli.podaccount import AllocationReader
 from gpuvirt.clock import RealClock
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import PciAddress, parse_pci_address, with_domain

@@ -15,6 +15,7 @@ from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import diagnosisrender
 from gpuvirt.cli.output.render import print_document
 from gpuvirt.cli.parameters import apiserver, options
+from gpuvirt.cli.podaccount import AllocationReader
 from gpuvirt.clock import RealClock
 from gpuvirt.diagnosis.clusterreading import ask_cluster
 from gpuvirt.diagnosis.evidence import ClusterNode
@@ -53,12 +54,14 @@ def surroundings(
     roots = HostRoots.under(where.host_root, where.system_root)
     kubelet = KubeletPaths(where.kubelet_dir or roots.local(options.KUBELET))
     kubevirts, nodes = _of_cluster(kubevirt)
-    return RealKernel(roots), EvidenceSources(
+    kernel, ledgers = RealKernel(roots), (roots.local(options.LEDGER), options.plugin_only_ledger(kubelet))
+    return kernel, EvidenceSources(
         kubelet=kubelet,
         settings=options.read_settings(config),
         ids=options.read_pci_ids(pci_ids, roots),
         clock=RealClock(),
-        ledger=snapshot.read_ledger(roots.local(options.LEDGER), options.plugin_only_ledger(kubelet)),
+        ledger=snapshot.read_ledger(*ledgers),
+        account=AllocationReader(kernel, roots, kubelet, ledgers),
         state_file=roots.run / published.VIEW_FILE,
         # An agent of a simulated host runs in this host's /proc.
         procs=(roots.proc, HostRoots.under(options.ROOT).proc),

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from gpuvirt.cli.changes import commandhost, vfio
 from gpuvirt.cli.changes.commandhost import Host
-from gpuvirt.cli.changes.podaccount import AllocationReader
 from gpuvirt.cli.changes.vfio import Chosen
 from gpuvirt.cli.formats import Output
 from gpuvirt.cli.parameters import options
+from gpuvirt.cli.podaccount import AllocationReader
 from gpuvirt.cli.version import Version
 from gpuvirt.facts.pci import NVIDIA, FunctionKind, PciFunction
 from gpuvirt.hardware.functions.pci import read_function
