@@ -134,6 +134,13 @@ def test_a_vfio_pci_that_cannot_be_loaded_is_said_before_the_change(
         assert fix in shown
 
 
+@pytest.mark.parametrize("driver", ["nvidia", "none", "vfio-pci"])
+def test_a_gpu_whose_memory_has_no_address_is_no_gpu_for_vms_with_any_driver(tmp_path: Path, driver: str) -> None:
+    export(host(PlatformSpec(bars_unassigned=(A10,)), driver=driver), tmp_path)
+    rows = json.loads(ran("vfio", "status", "--host-root", str(tmp_path), "-o", "json").stdout)
+    assert [[reason["code"] for reason in row["reasons"]] for row in rows] == [["BarUnassigned"], []]
+
+
 def test_force_asks_about_the_devices_that_it_unbinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
     done = vfio(tmp_path, "4xT4", "bind", T4, "--force")

@@ -60,6 +60,10 @@ def after(kernel: SimKernel, act: Callable[[SimKernel], object]) -> SimKernel:
     return kernel
 
 
+def without_bars(driver: str) -> SimKernel:
+    return host(PlatformSpec(bars_unassigned=(GPU,)), driver=driver)
+
+
 NOTHING_PERMITTED = "{kind: KubeVirt, spec: {configuration: {permittedHostDevices: {}}}}"
 WITH_VFS = "about: x\nslots: [{at: '0000:65:00.0', board: A10, group: 12, vfs: 4}]"
 BANNED = "install vfio-pci /bin/false\n"
@@ -74,6 +78,9 @@ NEIGHBOUR = (
     [
         (lambda: gpu_lost(host()), StageName.BUS, FindingCode.NO_SUCH_DEVICE, "rescan"),
         (lambda: gpu_fallen(host()), StageName.BUS, ReasonCode.FELL_OFF_BUS, "reset"),
+        (lambda: without_bars("native"), StageName.BUS, ReasonCode.BAR_UNASSIGNED, "Above 4G Decoding"),
+        (lambda: without_bars("none"), StageName.BUS, ReasonCode.BAR_UNASSIGNED, "Above 4G Decoding"),
+        (lambda: without_bars("vfio-pci"), StageName.BUS, ReasonCode.BAR_UNASSIGNED, "Above 4G Decoding"),
         (lambda: host(simulated="2xA10-no-iommu"), StageName.IOMMU_GROUP, FindingCode.IOMMU_OFF, "VT-d"),
         (
             lambda: host(PlatformSpec(acpi=("DMAR",)), "2xA10-no-iommu", "native"),

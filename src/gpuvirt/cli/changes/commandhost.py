@@ -139,6 +139,7 @@ def _settled(job: Callable[[], T]) -> T:
 
 UNFIT = frozenset(
     {
+        ReasonCode.BAR_UNASSIGNED,
         ReasonCode.BOOT_CONSOLE,
         ReasonCode.FELL_OFF_BUS,
         ReasonCode.GRACE_DRIVER_MISSING,
@@ -201,7 +202,14 @@ def host(
 
 
 def _unfit(gpu: GpuView) -> tuple[Reason, ...]:
-    return tuple(reason for reason in gpu.reasons if reason.code in UNFIT) if gpu.healthy is False else ()
+    is_unhealthy = (
+        gpu.healthy is False
+    )  # a GPU on its native driver has no health, and no driver gives its memory an address
+    return tuple(
+        reason
+        for reason in gpu.reasons
+        if reason.code is ReasonCode.BAR_UNASSIGNED or (is_unhealthy and reason.code in UNFIT)
+    )
 
 
 def _view(roots: HostRoots, kubelet: KubeletPaths, change_host: ChangeHost) -> NodeView:

@@ -228,6 +228,8 @@ def why_native(inventory: Inventory, function: PciFunction) -> Reason:
         return refusals.unread(function.address, function.driver)
     if function.fell_off_bus:
         return refusals.fell_off_bus(function.address, function.address)
+    if function.bars_unassigned:
+        return refusals.bar_unassigned(function.address, function.address, function.bars_unassigned)
     if function.driver is None:
         return _without_driver(inventory, function)
     if function.virtfns:
