@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.reasons import Reason, ReasonCode, grouped_text, refusals
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, SHARES_ANNOTATION
 from tests.cli.fleet import run
 from tests.kube.scriptedapi import NOT_FOUND, Call, Reply
@@ -173,6 +175,27 @@ async def test_the_agents_own_reasons_and_the_label_that_keeps_it_off_come_with_
     assert found["reasons"][:2] == [message, "VgpuInUse: x has pod prod/a"]
     text = " ".join((await run(tmp_path, "why", "node/node01", cluster=answer)).stdout.split())
     assert "No agent runs there, and its GpuNode is outdated: label nvidia.com/gpu.deploy.operands=false" in text
+
+
+async def test_each_reason_of_a_node_has_one_line_with_all_its_devices(tmp_path: Path) -> None:
+    addresses = [f"0000:{bus}:00.0" for bus in ("17", "65", "b1", "ca", "e3")]
+    lost = [refusals.fell_off_bus(address, PciAddress(address)) for address in addresses]
+    busy = Reason(ReasonCode.IN_USE, "0000:31:00.0", "is in use by a | b (pid 7)")
+    invalid = Reason(ReasonCode.CONFIG_INVALID, "the label", "is 'A10-5Q'", fix="name a type")
+    ready = {"type": "Ready", "status": "False", "reason": str(lost[0].code)}
+    ready |= {"message": grouped_text([*lost, busy, invalid]), "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    gpus = [
+        {"address": why.subject, "mode": "passthrough", "reasons": [{"code": str(why.code), "message": why.text}]}
+        for why in lost
+    ]
+    wrong = {"origin": "label", "where": "l", "code": str(invalid.code), "found": "A10-5Q", "expected": "a type"}
+    status = {"gpus": gpus, "conditions": [ready], "invalid": [wrong | {"message": invalid.text}]}
+    done = await run(tmp_path, "why", "node/node01", "-o", "json", cluster=cluster(status=status))
+    assert json.loads(done.stdout)["reasons"] == [
+        invalid.text,
+        busy.text,
+        f"{lost[0].text}; also: {', '.join(addresses[1:])}",
+    ]
 
 
 async def test_a_kind_and_a_name_may_be_two_words(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from gpuvirt.model.change.vgpus.gpustate import size_of
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.kubevirt.kubevirt import KubeVirt
 from gpuvirt.model.offers.ondemand.typesannotation import VGPU_TYPES_ANNOTATION, Types, types_of
-from gpuvirt.model.reasons import ReasonCode, with_code
+from gpuvirt.model.reasons import ReasonCode, reasons_in, with_code
 from gpuvirt.model.shares.demand import whole_amounts
 from gpuvirt.model.workers.away import AwayWorker, NodePhase
 
@@ -113,7 +113,7 @@ class GpuNodeSeen(msgspec.Struct, frozen=True):
     """The enforcement of new pods' shares, with its source; None where no GPU is shared, or where it is unknown."""
     on_demand: tuple[OnDemandGpu, ...] = ()
     against: tuple[str, ...] = ()
-    """Why the desired state is not reached, and its invalid values; the texts begin with the code."""
+    """The invalid values of the desired state, and why it is not reached; the texts begin with the code."""
 
 
 class NodeSeen(msgspec.Struct, frozen=True):
@@ -285,7 +285,9 @@ def _gpu_node(found: GpuNode, types: Types) -> GpuNodeSeen:
 
 def _against(status: Status) -> Iterator[str]:
     yield from (entry.message for entry in status.invalid)
-    yield from (found.why for found in status.conditions if found.type == READY and found.status == "False")
+    for found in status.conditions:
+        if found.type == READY and found.status == "False":
+            yield from reasons_in(found.why)
 
 
 def _on_demand(gpus: Iterable[Gpu], types: Types) -> Iterator[OnDemandGpu]:

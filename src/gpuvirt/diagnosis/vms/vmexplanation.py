@@ -1,12 +1,13 @@
 """Explains why a VM, a VMI or a pod lacks its GPUs (`gpuvirt why vm/NAME`) and names one blocker; explains a node."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 
 import msgspec
 
 from gpuvirt.diagnosis.explanation import StageOutcome, StageResult, blocked, until_blocked
-from gpuvirt.diagnosis.findings import Finding
+from gpuvirt.diagnosis.findings import Finding, listed
 from gpuvirt.diagnosis.vms import vmfindings, vmshares
 from gpuvirt.diagnosis.vms.vmevidence import (
     DeviceSeen,
@@ -23,9 +24,11 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.kinds.core import condition
 from gpuvirt.kube.labels import NODE_LABEL, OPERANDS_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
 from gpuvirt.model.desired.workload import MODES, Workload, unknown_workload
+from gpuvirt.model.reasons import ALSO
 from gpuvirt.model.workers.away import AwayWorker, NodePhase
 
 VERSION = 1
+_SEEN = re.compile(r"; seen: .*?(?=; fix: |\Z)", re.DOTALL)
 NOT_FOR_PODS = "does not apply to a pod"
 
 
@@ -221,7 +224,7 @@ class NodeExplanation(msgspec.Struct, frozen=True):
     """Why the node gets no pods, if a VgpuSchedule is the cause: nothing of it is free then."""
     resources: tuple[ResourceOfNode, ...]
     reasons: tuple[str, ...]
-    """The reasons of its GPUs and vGPUs, each once."""
+    """Why it is not in its desired state, and the reasons of its GPUs and vGPUs: each once, with all its devices."""
     pending: tuple[PendingPod, ...] | None
     """None if the pods may not be listed."""
     phases: tuple[str, ...] = ()
@@ -242,11 +245,6 @@ def explain_node(evidence: NodeEvidence) -> NodeExplanation:
     node = evidence.node
     agent = node.gpu_node or GpuNodeSeen()
     names = tuple(_names(evidence, agent))
-    reasons = (
-        reason if device.id in reason else f"{device.id} {reason}"
-        for device in agent.devices
-        for reason in device.reasons
-    )
     return NodeExplanation(
         node.name,
         node.ready,
@@ -254,11 +252,30 @@ def explain_node(evidence: NodeEvidence) -> NodeExplanation:
         _no_agent_because(node.labels, has_agent=node.gpu_node is not None),
         evidence.away.message if evidence.away is not None else None,
         tuple(_resource(evidence, agent, name) for name in names),
-        tuple(dict.fromkeys((*agent.against, *reasons))),
+        tuple(_reasons(agent)),
         None if evidence.pods is None else tuple(_pending(evidence, evidence.pods, names)),
         tuple(phase.message for phase in evidence.phases),
         agent.sharing,
     )
+
+
+def _reasons(agent: GpuNodeSeen) -> Iterator[str]:
+    """Yield each reason once: devices whose reasons differ in their ids and in what was seen share one text."""
+    own = [(device.id, reason) for device in agent.devices for reason in device.reasons]
+    reported = [reason for _, reason in own]
+    for text in agent.against:  # the condition Ready repeats reasons of devices, and of invalid values
+        alone = text.partition(ALSO)[0]
+        if not any(other.startswith(alone) for other in reported):
+            yield text
+            reported.append(text)
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for device, reason in own:
+        groups.setdefault(_SEEN.sub("", reason.replace(device, "")), []).append((device, reason))
+    for group in groups.values():
+        first, reason = group[0]
+        also = dict.fromkeys(device for device, _ in group if device != first)
+        text = reason if first in reason else f"{first} {reason}"
+        yield f"{text}{ALSO}{listed(also)}" if also else text
 
 
 def _no_agent_because(labels: Mapping[str, str], *, has_agent: bool) -> str:

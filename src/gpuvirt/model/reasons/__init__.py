@@ -10,6 +10,7 @@ recognize it, the fix is words and not a wrong command.
 
 from gpuvirt.model.reasons.findingcodes import FindingCode
 from gpuvirt.model.reasons.reason import (
+    ALSO,
     Link,
     Reason,
     Seen,
@@ -17,6 +18,7 @@ from gpuvirt.model.reasons.reason import (
     count_of,
     grouped_text,
     joined,
+    reasons_in,
     reasons_text,
     with_code,
     without_code,
@@ -24,6 +26,7 @@ from gpuvirt.model.reasons.reason import (
 from gpuvirt.model.reasons.reasoncodes import ReasonCode
 
 __all__ = [
+    "ALSO",
     "FindingCode",
     "Link",
     "Reason",
@@ -33,6 +36,7 @@ __all__ = [
     "count_of",
     "grouped_text",
     "joined",
+    "reasons_in",
     "reasons_text",
     "with_code",
     "without_code",

@@ -1,5 +1,6 @@
 """A reason: a code, a message, the places where the cause was seen, and the fix."""
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import ClassVar, Self
@@ -124,6 +125,10 @@ def reasons_text(reasons: Sequence[Reason]) -> str:
     return " | ".join(reason.text for reason in reasons)
 
 
+ALSO = "; also: "
+"""Before the further subjects of a reason."""
+_NEXT_REASON = re.compile(r" \| (?=[A-Z][A-Za-z]+: )")
+"""Between two reasons of a line: texts of programs may have the bar, too."""
 MOST_SUBJECTS = 3
 """The most further subjects that a line names of a reason that several have."""
 
@@ -136,7 +141,12 @@ def grouped_text(reasons: Sequence[Reason]) -> str:
     return " | ".join(_group_text(*group) for group in groups.values())
 
 
+def reasons_in(text: str) -> list[str]:
+    """Return the texts of the reasons that a line has."""
+    return [part for part in _NEXT_REASON.split(text) if part]
+
+
 def _group_text(first: Reason, *others: Reason) -> str:
     subjects = [subject for subject in dict.fromkeys(other.subject for other in others) if subject != first.subject]
     more = f" and {len(subjects) - MOST_SUBJECTS} more" if subjects[MOST_SUBJECTS:] else ""
-    return f"{first.text}; also: {', '.join(subjects[:MOST_SUBJECTS])}{more}" if subjects else first.text
+    return f"{first.text}{ALSO}{', '.join(subjects[:MOST_SUBJECTS])}{more}" if subjects else first.text
