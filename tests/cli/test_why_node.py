@@ -1,16 +1,19 @@
 """`gpuvirt why node/NAME`: what a node has, and why pods are pending there, also those that it has admitted."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpuvirt.facts.ids import PciAddress
+from gpuvirt.model.offers.ondemand.typesannotation import VGPU_TYPES_ANNOTATION
 from gpuvirt.model.reasons import Reason, ReasonCode, grouped_text, refusals
 from gpuvirt.model.shares.annotations import SHARED_GPUS_ANNOTATION, SHARES_ANNOTATION
 from tests.cli.fleet import run
 from tests.kube.scriptedapi import NOT_FOUND, Call, Reply
 
+ON_DEMAND = "tencent.com/vgpu-233"
 A10, UNITS = "nvidia.com/GA102GL_A10", "nvidia.com/vgpu"
 SHARES = {"enforcement": "hami-core", "origin": "label gpuvirt.io/shares.enforcement"}
 READY = {"type": "Ready", "status": "True"}
@@ -47,6 +50,7 @@ def cluster(
     gpu_node = {"metadata": {"name": "node01"}, "status": reported | (status or {})}
     allocatable = {A10: "1", UNITS: "1000", leftover["name"]: "0"}
     annotations = {SHARED_GPUS_ANNOTATION: json.dumps({"GPU-8a5c31f2": 1000})}
+    annotations[VGPU_TYPES_ANNOTATION] = json.dumps({ON_DEMAND: "GRID T4-8Q"})
     node = {
         "metadata": {
             "name": "node01",
@@ -175,6 +179,30 @@ async def test_the_agents_own_reasons_and_the_label_that_keeps_it_off_come_with_
     assert found["reasons"][:2] == [message, "VgpuInUse: x has pod prod/a"]
     text = " ".join((await run(tmp_path, "why", "node/node01", cluster=answer)).stdout.split())
     assert "No agent runs there, and its GpuNode is outdated: label nvidia.com/gpu.deploy.operands=false" in text
+
+
+async def test_the_types_of_resources_that_a_number_names_stand_beside_them(tmp_path: Path) -> None:
+    vgpu = {"id": "4b20d080-1b54-4048-85b3-a6a62d165c01", "type": "GRID T4-8Q", "offeredAs": ON_DEMAND}
+    gpus = [{"address": "0000:3b:00.0", "mode": "vgpu", "desiredMode": "on-demand", "vgpus": [vgpu]}]
+    gpus += [{"address": "0000:5e:00.0", "mode": "vgpu", "vgpus": [vgpu | {"offeredAs": "nvidia.com/GRID_T4-8Q"}]}]
+    offered = {"name": ON_DEMAND, "healthy": 1, "allocated": 1, "registered": True}
+    waits = pod("waits", ON_DEMAND)
+    inner = cluster(waits, status={"gpus": gpus, "resources": [offered]})
+    assert callable(inner)
+
+    def answer(call: Call) -> Reply:
+        if call.path.endswith("/gpunodes"):
+            _, gpu_node = inner(replace(call, target=f"{call.path}/node01"))
+            return 200, {"metadata": {"resourceVersion": "1"}, "items": [gpu_node]}
+        reply: Reply = (200, waits) if call.path.endswith("/pods/waits") else inner(call)
+        return reply
+
+    node = (await run(tmp_path, "why", "node/node01", cluster=answer)).stdout
+    assert f"\n{ON_DEMAND} (GRID T4-8Q)  " in node
+    assert f"1 x {ON_DEMAND} (GRID T4-8Q)" in node
+    assert f"{ON_DEMAND} (GRID T4-8Q)" in (await run(tmp_path, "why", "pod/waits", "-n", "prod", cluster=answer)).stdout
+    devices = (await run(tmp_path, "devices", "--node", "node01", cluster=answer)).stdout
+    assert devices.count("(GRID T4-8Q)") == devices.count(f"{ON_DEMAND} (GRID T4-8Q)") == 1
 
 
 async def test_each_reason_of_a_node_has_one_line_with_all_its_devices(tmp_path: Path) -> None:

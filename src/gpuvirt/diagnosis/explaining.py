@@ -19,6 +19,7 @@ from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.allocation.pluginanswers import is_nvidias_id
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.inventory.isolation import group_blockers
+from gpuvirt.model.offers.ondemand.typesannotation import with_type
 from gpuvirt.model.offers.view import DeviceView, GpuView, ResourceView, VgpuView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, count_of, nodeproblems, refusals
 from gpuvirt.model.reasons.codes import Level
@@ -72,7 +73,7 @@ def _of_function(evidence: Evidence, target: str, address: PciAddress) -> Device
         return _Explainer(evidence, *carried[0]).explain(target)
     if shown is not None and (given := _given_on_demand(evidence, shown)):
         ways = [_Explainer(evidence, shown, None, resource).explain(target) for resource in given]
-        return replace(max(ways, key=progress), resource=None)
+        return replace(max(ways, key=progress), resource=None, resource_type=None)
     if shown is not None and shown.vgpus:
         ways = [_Explainer(evidence, shown, vgpu).explain(target) for vgpu in shown.vgpus]
         return max(ways, key=progress)
@@ -101,7 +102,8 @@ def _of_resource(evidence: Evidence, target: str) -> DeviceExplanation:
     ids = (str(device.vgpu or device.id) for device in resource.devices)
     ways = [_Explainer(evidence, *owners[device]).explain(target) for device in ids if device in owners]
     if not ways and resource.on_demand is not None:
-        return _not_found(target, None, resource.name, _no_room(evidence, resource))
+        found = _not_found(target, None, resource.name, _no_room(evidence, resource))
+        return replace(found, resource_type=resource.on_demand)
     if not ways:
         blocker = problem(
             FindingCode.NO_SUCH_DEVICE,
@@ -186,7 +188,9 @@ class _Explainer:
 
     def explain(self, target: str) -> DeviceExplanation:
         name = self._resource.name if self._resource is not None else None
-        return replace(assemble(target, self._id, name, self._stages()), on_demand=self._on_demand)
+        vgpu_type = self._resource.on_demand if self._resource is not None else None
+        found = assemble(target, self._id, name, self._stages())
+        return replace(found, resource_type=vgpu_type, on_demand=self._on_demand)
 
     def _stages(self) -> Iterator[StageResult[StageName]]:
         yield self._bus()
@@ -216,7 +220,8 @@ class _Explainer:
         if not self._on_demand:
             yield StageResult(StageName.OFFERED, NO_AGENT, self._no_agent())
             return
-        names = (str(resource.name) for resource in _given_on_demand(self._evidence, self._gpu))
+        given = _given_on_demand(self._evidence, self._gpu)
+        names = (with_type(resource.name, resource.on_demand) for resource in given)
         yield StageResult(StageName.OFFERED, f"offered on demand as {listed(names)}")
 
     def _own_stages(self) -> Iterator[StageResult[StageName]]:
@@ -224,7 +229,8 @@ class _Explainer:
         yield self._whole_group()
         yield self._driver()
         yield self._stage(StageName.NODE, self._node())
-        yield self._stage(StageName.OFFERED, f"offered as {self._resource.name}" if self._resource else "not offered")
+        offered = with_type(self._resource.name, self._resource.on_demand) if self._resource is not None else None
+        yield self._stage(StageName.OFFERED, f"offered as {offered}" if offered is not None else "not offered")
 
     def _shared_stages(self, units: int | None) -> Iterator[StageResult[StageName]]:
         """Yield the stages of a GPU in mode `shared`, of which pods get units by its native driver.

@@ -89,6 +89,8 @@ class DeviceExplanation(msgspec.Struct, frozen=True):
     """The finding that blocks the device; None where a VM can get the device now."""
     invalid: tuple[Finding, ...] = ()
     """The invalid values of the node's desired state: they may be why the device is in this state."""
+    resource_type: str | None = None
+    """The vGPU type of an on-demand resource."""
     on_demand: bool = False
     """Whether a GPU in mode on-demand creates the vGPU when a pod starts."""
     version: int = VERSION

@@ -287,6 +287,7 @@ class TestWithAgent:
             await self.until_blocked(node, short_path, T4_8Q, None, None)
             explanation = await self.explain_device(node, short_path, T4_8Q)
             assert (explanation.device, explanation.resource, explanation.on_demand) == (None, T4_8Q, True)
+            assert explanation.resource_type == "GRID T4-8Q"
             assert [stage.step for stage in explanation.stages] == list(StageName)
             assert message_of(explanation, StageName.FREE) == "free 2 of 2; a vGPU is created when a pod starts"
             refused = await self.explain_device(node, short_path, T4_8Q, NOTHING_PERMITTED)
@@ -297,8 +298,8 @@ class TestWithAgent:
             explanation = await self.until_blocked(node, short_path, T4, None, None)
             assert (explanation.device, explanation.resource, explanation.on_demand) == (T4, None, True)
             offered = message_of(explanation, StageName.OFFERED)
-            assert offered.startswith(f"offered on demand as {T4_1Q}, ")
-            assert T4_16Q in offered
+            assert offered.startswith(f"offered on demand as {T4_1Q} (GRID T4-1Q), ")
+            assert f"{T4_16Q} (GRID T4-16Q)" in offered
             node.kubelet.manager.updated(T4_16Q, {}, {})
             uncounted = await self.explain_device(node, short_path, T4_16Q)
             assert blocked_at(uncounted) is StageName.COUNTED

@@ -23,8 +23,9 @@ from gpuvirt.diagnosis.vms.vmevidence import ObjectKind, ObjectRef
 from gpuvirt.diagnosis.vms.vmexplanation import Explanation, NodeExplanation, explain_node
 from gpuvirt.diagnosis.vms.vmfindings import counts_text
 from gpuvirt.errors import InvalidIdError
-from gpuvirt.facts.ids import NodeName, ObjectName
+from gpuvirt.facts.ids import NodeName, ObjectName, ResourceName
 from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.model.offers.ondemand.typesannotation import with_type
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
 from gpuvirt.shares.sharing import Sharing
@@ -176,7 +177,7 @@ def _vm_nodes(found: Explanation) -> Table:
             last = number == len(found.requests) - 1
             table.add(
                 verdict.node,
-                resource,
+                with_type(resource, verdict.types.get(ResourceName(resource))),
                 str(verdict.allocatable[resource]),
                 NOTHING if verdict.free is None else str(verdict.free[resource]),
                 code if number == 0 else "",
@@ -200,7 +201,8 @@ def _show_node(found: NodeExplanation) -> None:
     resources = Table(RESOURCE_COLUMNS)
     for resource in found.resources:
         free = NOTHING if resource.free is None else str(resource.free)
-        resources.add(resource.name, str(resource.allocatable), free, below=filter(None, (resource.reason,)))
+        name = with_type(resource.name, resource.type)
+        resources.add(name, str(resource.allocatable), free, below=filter(None, (resource.reason,)))
     if found.resources:
         out.print()
         resources.print(out)
@@ -213,10 +215,10 @@ def _show_node(found: NodeExplanation) -> None:
         say(out, "No pod with a device of this node is pending.", style="green")
     else:
         pods = Table(POD_COLUMNS, below="MESSAGE")
+        types = {resource.name: resource.type for resource in found.resources}
         for pod in found.pending:
-            pods.add(
-                f"{pod.namespace}/{pod.name}", counts_text(pod.requests), pod.code or NOTHING, below=(pod.message,)
-            )
+            requests = {with_type(name, types.get(name)): count for name, count in pod.requests.items()}
+            pods.add(f"{pod.namespace}/{pod.name}", counts_text(requests), pod.code or NOTHING, below=(pod.message,))
         pods.print(out)
 
 

@@ -10,6 +10,7 @@ from gpuvirt.cli.output.tables import UNBOUNDED, console, paragraph, printable, 
 from gpuvirt.diagnosis.explanation import NOT_REACHED, DeviceExplanation, DeviceStage, StageOutcome
 from gpuvirt.diagnosis.findings import GRAVITY, Area, Finding, Report
 from gpuvirt.diagnosis.vms.vmexplanation import VmStage
+from gpuvirt.model.offers.ondemand.typesannotation import with_type
 from gpuvirt.model.reasons import count_of
 from gpuvirt.model.reasons.codes import Level
 
@@ -108,7 +109,8 @@ def _lines(finding: Finding, width: int) -> Iterator[Text]:
 def explanation(found: DeviceExplanation) -> None:
     """Print the finding that blocks a device, then its stages."""
     out, blocker = console(), found.blocker
-    device = " as ".join(filter(None, (found.device, found.resource))) or found.target
+    resource = found.resource and with_type(found.resource, found.resource_type)
+    device = " as ".join(filter(None, (found.device, resource))) or found.target
     if blocker is None:
         now = "a pod gets a vGPU of it when it starts" if found.on_demand else "a VM can get this device now"
         say(out, f"{device}: {now}.", style="green")

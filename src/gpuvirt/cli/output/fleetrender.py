@@ -11,6 +11,8 @@ from rich.text import Text
 from gpuvirt.cli.formats import Layout
 from gpuvirt.cli.output.tables import NOTHING, Column, Repeats, Table, console, say
 from gpuvirt.kube.kinds.gpunode import READY, Gpu, GpuNode, Offered, ReasonStatus, Status
+from gpuvirt.model.desired.gpumodes import DesiredMode
+from gpuvirt.model.offers.ondemand.typesannotation import with_type
 from gpuvirt.model.reasons import ReasonCode, count_of, with_code
 from gpuvirt.model.shares.annotations import LIMITS
 from gpuvirt.model.shares.overview import GpuOverview, NodeOverview, PodShare, SharesOverview, short_ids
@@ -222,10 +224,12 @@ def devices(rows: Iterable[NodeDevices], layout: Layout) -> None:
 
 def _cells(gpu: Gpu) -> tuple[str, ...]:
     users = dict.fromkeys((*gpu.users, *(user for vgpu in gpu.vgpus for user in vgpu.users)))
-    offers = dict.fromkeys((gpu.offered_as, *(vgpu.offered_as for vgpu in gpu.vgpus)))
+    is_on_demand = gpu.desired_mode == DesiredMode.ON_DEMAND
+    offered = ((gpu.offered_as, None), *((vgpu.offered_as, vgpu.type if is_on_demand else None) for vgpu in gpu.vgpus))
+    offers = dict.fromkeys(with_type(name, vgpu_type) for name, vgpu_type in offered if name is not None)
     types = Counter(vgpu.type for vgpu in gpu.vgpus)
-    of_vgpus = (reason for vgpu in gpu.vgpus for reason in vgpu.reasons)
-    codes = dict.fromkeys(reason.code for reason in (*gpu.reasons, *of_vgpus))
+    against = (*gpu.reasons, *(reason for vgpu in gpu.vgpus for reason in vgpu.reasons))
+    codes = dict.fromkeys(reason.code for reason in against)
     reasons = [code for code in codes if code != ReasonCode.CARRIES_VGPUS]
     return (
         gpu.address,
@@ -234,7 +238,7 @@ def _cells(gpu: Gpu) -> tuple[str, ...]:
         gpu.driver or NOTHING,
         ", ".join(users) or NOTHING,
         ", ".join(f"{count} x {name}" for name, count in types.items()) or NOTHING,
-        ", ".join(name for name in offers if name is not None) or NOTHING,
+        ", ".join(offers) or NOTHING,
         ", ".join(reasons) or NOTHING,
         NOTHING if gpu.numa_node is None else str(gpu.numa_node),
         NOTHING if gpu.vfs is None else str(gpu.vfs),

@@ -112,6 +112,8 @@ class GpuNodeSeen(msgspec.Struct, frozen=True):
     sharing: str | None = None
     """The enforcement of new pods' shares, with its source; None where no GPU is shared, or where it is unknown."""
     on_demand: tuple[OnDemandGpu, ...] = ()
+    types: Types = msgspec.field(default_factory=dict)
+    """The types that its on-demand resources stand for, by its node's annotation."""
     against: tuple[str, ...] = ()
     """The invalid values of the desired state, and why it is not reached; the texts begin with the code."""
 
@@ -274,6 +276,7 @@ def _gpu_node(found: GpuNode, types: Types) -> GpuNodeSeen:
             *(_device(vgpu.id, vgpu.type, vgpu) for gpu in gpus for vgpu in gpu.vgpus),
         ),
         on_demand=tuple(_on_demand(gpus, types)),
+        types=types,
         against=tuple(_against(status)) if status is not None else (),
         sharing=f"{shares.enforcement} ({shares.origin})" if shares is not None else None,
         withheld={

@@ -20,7 +20,7 @@ from gpuvirt.diagnosis.vms.vmevidence import (
 )
 from gpuvirt.diagnosis.vms.vmnodes import NodeFit, judge_nodes
 from gpuvirt.diagnosis.vms.vmshares import SharesSeen
-from gpuvirt.facts.ids import NodeName
+from gpuvirt.facts.ids import NodeName, ResourceName
 from gpuvirt.kube.kinds.core import condition
 from gpuvirt.kube.labels import NODE_LABEL, OPERANDS_LABEL, PRESENT_LABEL, WORKLOAD_LABEL
 from gpuvirt.model.desired.workload import MODES, Workload, unknown_workload
@@ -199,6 +199,8 @@ class ResourceOfNode(msgspec.Struct, frozen=True):
     """The amount that no pod requests; None if the pods are not known."""
     reason: str
     """Why the node does not offer it, or offers none; empty if it does."""
+    type: str | None = None
+    """The vGPU type that an on-demand resource stands for; None for another resource, and where it is not known."""
 
 
 class PendingPod(msgspec.Struct, frozen=True):
@@ -322,7 +324,7 @@ def _resource(evidence: NodeEvidence, agent: GpuNodeSeen, name: str) -> Resource
     why = agent.withheld.get(name, "")
     if not why and offer is not None and not offer.registered:
         why = "the kubelet has not registered it"
-    return ResourceOfNode(name, count, free, why)
+    return ResourceOfNode(name, count, free, why, agent.types.get(ResourceName(name)))
 
 
 def _pending(evidence: NodeEvidence, pods: Iterable[PodSeen], names: tuple[str, ...]) -> Iterator[PendingPod]:

@@ -19,6 +19,7 @@ from gpuvirt.facts.ids import NodeName
 from gpuvirt.kube.kinds.gpunode import Offered
 from gpuvirt.kube.labels import driver_upgrade_in
 from gpuvirt.model.inventory.nearness import nearest
+from gpuvirt.model.offers.ondemand.typesannotation import Types
 from gpuvirt.model.reasons import FindingCode, ReasonCode, Seen, code_in, count_of, sharing
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.workers.away import NodePhase
@@ -110,6 +111,8 @@ class NodeFit(msgspec.Struct, frozen=True):
     """The amounts that no pod requests; None where the cluster's pods could not be read."""
     obstacle: Finding | None
     """None where devices, labels and taints would let the node run it."""
+    types: Types = msgspec.field(default_factory=dict)
+    """The types that the node's on-demand resources stand for."""
 
 
 def judge_nodes(evidence: VmEvidence) -> tuple[NodeFit, ...]:
@@ -179,6 +182,7 @@ class _Judge:
             {name: self._amounts.allocatable(name) for name in names},
             None if self._here is None else {name: self._amounts.free(name) for name in names},
             self._against[0][1] if self._against else None,
+            {name: vgpu_type for name, vgpu_type in self._agent.types.items() if name in names},
         )
 
     def _obstacles(self) -> Iterator[tuple[int, Finding]]:

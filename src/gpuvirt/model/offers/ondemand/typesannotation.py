@@ -21,6 +21,13 @@ VGPU_TYPES_ANNOTATION = "gpuvirt.io/vgpu-types"
 Types = Mapping[ResourceName, VgpuType]
 
 
+def with_type(resource: str, vgpu_type: str | None) -> str:
+    """Return a resource with the type that it stands for, where its name does not have it: a number means nothing."""
+    if vgpu_type is None or vgpu_type.replace(" ", "_") in resource:
+        return resource
+    return f"{resource} ({vgpu_type})"
+
+
 class TypeChange(msgspec.Struct, frozen=True):
     """A resource that stands for another type than before, or for none."""
 
