@@ -30,7 +30,7 @@ def with_rights(rights: Object, units: int = 300, enforcement: str = "required",
 
 def why(content: Object, handlers: dict[str, str] | None = HANDLERS) -> str:
     reason = why_unconfined(msgspec.convert(content, ConfinedPod), Sharing(), handlers)
-    assert reason is None or reason.code is ReasonCode.NO_LIMIT_HOLDS
+    assert reason is None or reason.code in {ReasonCode.NO_LIMIT_HOLDS, ReasonCode.ANNOTATION_INVALID}
     return reason.text if reason is not None else ""
 
 
@@ -74,7 +74,8 @@ def test_while_the_runtime_classes_are_not_known_no_pod_of_one_has_a_limit() -> 
 @pytest.mark.parametrize(
     ("key", "text", "expected"),
     [
-        ("gpuvirt.io/enforcment", "required", "gpuvirt.io/enforcment: unknown; expected gpuvirt.io/enforcement, "),
+        ("gpuvirt.io/enforcment", "required", "gpuvirt.io/enforcment: unknown; did you mean gpuvirt.io/enforcement?"),
+        ("gpuvirt.io/x", "", "gpuvirt.io/x: unknown; expected gpuvirt.io/enforcement, gpuvirt.io/memory, "),
         ("gpuvirt.io/enforcement", "Required", "'Required'; expected required, or no annotation"),
         ("gpuvirt.io/memory", "Soft", "'Soft'; expected soft, or no annotation"),
         ("gpuvirt.io/shares-policy", "widest", "'widest'; expected binpack or spread, or no annotation"),

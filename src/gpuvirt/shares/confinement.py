@@ -10,6 +10,7 @@ import msgspec
 from gpuvirt.kube.kinds import core
 from gpuvirt.kube.resources import Collection, Metadata, Resource
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
+from gpuvirt.model.reasons.sharing import annotation_invalid
 from gpuvirt.model.shares.annotations import REQUIRED_ANNOTATION, InvalidAnnotationError
 from gpuvirt.model.shares.demand import InvalidQuantityError, UnplaceableError
 from gpuvirt.shares import objects
@@ -101,14 +102,9 @@ def _obstacles(pod: ConfinedPod, handlers: Handlers | None) -> Iterator[Reason]:
 def _obstacle(pod: ConfinedPod, why: str, seen: Seen, fix: str) -> Reason:
     message = f"requires an enforced share of a GPU, and no limit can hold in it: {why}"
     without = f"{fix}; or remove the annotation {REQUIRED_ANNOTATION}"
-    return _reason(pod, message, seen, without)
+    return Reason(ReasonCode.NO_LIMIT_HOLDS, f"pod {pod.where}", message, (seen,), without)
 
 
 def meaningless(pod: objects.SharingPod, error: InvalidAnnotationError) -> Reason:
     """Return why a pod with an annotation that means nothing runs nowhere."""
-    seen = Seen("$.metadata.annotations", str(error))
-    return _reason(pod, "has an annotation of gpuvirt that means nothing", seen, "correct it, or remove it")
-
-
-def _reason(pod: objects.SharingPod, message: str, seen: Seen, fix: str) -> Reason:
-    return Reason(ReasonCode.NO_LIMIT_HOLDS, f"pod {pod.where}", message, (seen,), fix)
+    return annotation_invalid(f"pod {pod.where}", str(error))

@@ -16,15 +16,11 @@ from gpuvirt.kube.kinds.core import STATIC_POD, Condition, Container, Scheduling
 from gpuvirt.kube.labels import CLIENT, UPGRADE_LABEL, deploy_label
 from gpuvirt.kube.resources import NODES, Collection, Resource
 from gpuvirt.model.shares.annotations import (
-    FENCE_ANNOTATION,
-    LICENCE_ANNOTATION,
     LIMITS_ANNOTATION,
     OWN_ANNOTATIONS,
     REQUIRED_ANNOTATION,
     SHARED_GPUS_ANNOTATION,
-    SHARES_ANNOTATION,
-    VALUES,
-    InvalidAnnotationError,
+    verify_annotations,
 )
 from gpuvirt.model.shares.demand import (
     WHOLE,
@@ -80,7 +76,6 @@ class SharingNode(msgspec.Struct, frozen=True, gc=False):
         return NodeName(self.metadata.name)
 
 
-KNOWN = {*VALUES, SHARES_ANNOTATION, FENCE_ANNOTATION, LICENCE_ANNOTATION}
 KEPT = (OWN_ANNOTATIONS, STATIC_POD)
 """How the keys of the annotations begin that matter here."""
 _NO_ANNOTATIONS = dict[str, str]()
@@ -201,14 +196,10 @@ def needs_limits(pod: SharingPod, demand: Demand, whole: Units = WHOLE) -> bool:
 
     Nobody else has a share of whole GPUs, so a pod that has no part of one runs anywhere. Raises
     InvalidAnnotationError for an annotation of gpuvirt with an unknown key or value, so that no misspelt one leaves a
-    pod without its limit. An empty value counts as no annotation.
+    pod without its limit.
     """
     annotations = pod.metadata.annotations
-    for key, text in annotations.items():
-        if key.startswith(OWN_ANNOTATIONS) and key not in KNOWN:
-            raise InvalidAnnotationError(f"{key}: unknown; expected {', '.join(VALUES)}")
-        if text and text not in (values := VALUES.get(key, (text,))):
-            raise InvalidAnnotationError(f"{key}: {text[:40]!r}; expected {' or '.join(values)}, or no annotation")
+    verify_annotations(annotations)
     has_part = any(0 < container.units < whole for container in demand.containers)
     return has_part and bool(annotations.get(REQUIRED_ANNOTATION))
 

@@ -16,7 +16,8 @@ from gpuvirt.kube.jsonpatch import Op, Operation, at
 from gpuvirt.kube.kinds.core import Volume
 from gpuvirt.kube.kinds.podparts import Container as NewContainer
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
-from gpuvirt.model.shares.annotations import LICENCE_ANNOTATION
+from gpuvirt.model.reasons.sharing import annotation_invalid
+from gpuvirt.model.shares.annotations import LICENCE_ANNOTATION, InvalidAnnotationError, verify_annotations
 from gpuvirt.model.shares.demand import InvalidQuantityError, units_of
 from gpuvirt.model.shares.sharedgpus import SCHEDULER
 from gpuvirt.webhook.injectedparts import (
@@ -165,6 +166,8 @@ def _scheduled(pod: Pod, config: InjectionConfig) -> Decision:
     has_units = any(any(requests_of(placed, lambda resource: resource == config.units)) for placed in pod.placed())
     if not has_units or pod.spec.scheduler_name != DEFAULT_SCHEDULER:
         return UNCHANGED
+    if (invalid := _annotation_invalid(pod)) is not None:
+        return Decision(invalid)
     return Decision(operations=(Operation(Op.ADD, at("spec", "schedulerName"), SCHEDULER),))
 
 
@@ -197,6 +200,8 @@ def _decided(pod: Pod, settings: ClassSettings, vgpus: tuple[Requested, ...], co
 
 def _refusals(pod: Pod, settings: ClassSettings, secret: str, config: InjectionConfig) -> Iterator[Reason]:
     """Yield what keeps the parts from being added."""
+    if (invalid := _annotation_invalid(pod)) is not None:
+        yield invalid
     if secret:
         try:
             parse_object_name(secret)
@@ -225,6 +230,14 @@ def _refusals(pod: Pod, settings: ClassSettings, secret: str, config: InjectionC
                 (Seen(f"spec.volumes[{index}]"),),
                 "rename the volume",
             )
+
+
+def _annotation_invalid(pod: Pod) -> Reason | None:
+    try:
+        verify_annotations(pod.metadata.annotations)
+    except InvalidAnnotationError as error:
+        return annotation_invalid("the pod", str(error))
+    return None
 
 
 def _containers_unfit(pod: Pod, settings: ClassSettings, config: InjectionConfig) -> Iterator[Reason]:

@@ -89,8 +89,7 @@ class ReasonCode(Code):
     NO_LIMIT_HOLDS = _not_offered(
         "NoLimitHolds",
         "the pod requires an enforced share (`gpuvirt.io/enforcement`), and no limit can hold in it: a container is"
-        " privileged, or has hostPID and SYS_ADMIN, or the handler of its RuntimeClass is that of another kernel."
-        " Or its annotations have an unknown key or value under `gpuvirt.io/`",
+        " privileged, or has hostPID and SYS_ADMIN, or the handler of its RuntimeClass is that of another kernel",
     )
     WITHDRAWN = _not_offered("Withdrawn", "the device returns to the host, or its vGPU is not desired", Level.OK)
     LEAVES_AFTER_POD = _not_offered(
@@ -488,6 +487,9 @@ class ReasonCode(Code):
         "LicenceSecretInvalid",
         "the annotation `gpuvirt.io/licence-secret` is not a valid name of a Secret",
         Level.ERROR,
+    )
+    ANNOTATION_INVALID = _admission(
+        "AnnotationInvalid", "an annotation of the pod under `gpuvirt.io/` has an unknown key or value", Level.ERROR
     )
     WEBHOOK_NOT_CONFIGURED = _admission(
         "WebhookNotConfigured",

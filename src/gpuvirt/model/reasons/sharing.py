@@ -17,6 +17,12 @@ LEAVE_IT = (
 )
 
 
+def annotation_invalid(pod: str, problem: str) -> Reason:
+    """A pod with a misspelt annotation would run without what its user asks for."""
+    message, fix = "has an annotation of gpuvirt that means nothing", "correct it, or remove it"
+    return Reason(ReasonCode.ANNOTATION_INVALID, pod, message, (Seen("$.metadata.annotations", problem),), fix)
+
+
 def information(address: str) -> str:
     """Return the file in which NVIDIA's driver describes a GPU."""
     return f"/proc/driver/nvidia/gpus/{address}/information"

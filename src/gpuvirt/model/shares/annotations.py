@@ -13,6 +13,7 @@ import msgspec
 from gpuvirt.documents import from_json
 from gpuvirt.errors import DamagedError
 from gpuvirt.model.desired.settings import Enforcement
+from gpuvirt.model.inventory.nearness import correction
 from gpuvirt.model.reasons import count_of
 from gpuvirt.model.shares.demand import WHOLE, ContainerName, Demand, Units, most_at_a_time
 from gpuvirt.model.shares.placement import GpuId, Placement, Policy, Shares
@@ -42,11 +43,27 @@ LICENCE_ANNOTATION = "gpuvirt.io/licence-secret"
 """Of a pod in a VM: the Secret with its licence token, which the webhook mounts."""
 OWN_ANNOTATIONS = "gpuvirt.io/"
 VALUES = {REQUIRED_ANNOTATION: (REQUIRED,), MEMORY_ANNOTATION: (SOFT,), POLICY_ANNOTATION: tuple(Policy)}
-"""The annotations that users write, with their values."""
+"""The annotations of pods that users write, with their values; LICENCE_ANNOTATION has any."""
+KNOWN = {*VALUES, LICENCE_ANNOTATION, SHARES_ANNOTATION, FENCE_ANNOTATION}
+"""All annotations of pods."""
 
 
 class InvalidAnnotationError(DamagedError):
     """An annotation that does not describe shares, or not those that the pod requests, or that means nothing."""
+
+
+def verify_annotations(annotations: Mapping[str, str]) -> None:
+    """Raise InvalidAnnotationError for an annotation of gpuvirt that a pod has with an unknown key or value.
+
+    An empty value counts as no annotation.
+    """
+    for key, text in annotations.items():
+        if key.startswith(OWN_ANNOTATIONS) and key not in KNOWN:
+            users = (*VALUES, LICENCE_ANNOTATION)
+            meant = correction(key, users) or f"expected {', '.join(users)}"
+            raise InvalidAnnotationError(f"{key}: unknown; {meant}")
+        if text and text not in (values := VALUES.get(key, (text,))):
+            raise InvalidAnnotationError(f"{key}: {text[:40]!r}; expected {' or '.join(values)}, or no annotation")
 
 
 class PodShares(msgspec.Struct, frozen=True):
