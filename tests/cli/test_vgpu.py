@@ -56,14 +56,14 @@ def place(tmp_path: Path) -> Place:
 @pytest.mark.parametrize(("config", "code"), [("present", 0), ("other", 1)])
 def test_assert_fails_where_vgpus_differ(place: Place, config: str, code: int) -> None:
     done = place.run("assert", "-f", str(place.configs), "-c", config)
-    assert (done.returncode, f"{GPU}: remove" in done.stdout) == (code, bool(code)), done.stderr
+    assert (done.returncode, f"would: {GPU}: remove" in done.stdout) == (code, bool(code)), done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
         (("create", GPU, "T4-8Q", "--dry-run"), 1, "NoRoom"),
-        (("create", FREE, "T4-8Q", "--dry-run"), 0, f"{FREE}: create GRID T4-8Q"),
+        (("create", FREE, "T4-8Q", "--dry-run"), 0, f"would: {FREE}: create GRID T4-8Q"),
         (("create", "0000:86:00.1", "T4-8Q"), 2, "0000:86:00.1 is no GPU of this host"),
         (("types", "0000:86:00.1"), 2, "0000:86:00.1 is no GPU of this host"),
         (("delete", GPU), 2, f"{GPU}: this host has no such vGPU"),
@@ -145,7 +145,8 @@ def test_types_of_vfs_have_names_of_their_own(tmp_path: Path) -> None:
     assert len({row["name"] for row in rows}) == 31
     assert "VFs  -" in " ".join(vgpu("types", gpu).split(" ")), "vGPU configs can't have these types"
     assert vgpu("create", gpu, "4 VFs", "--dry-run") == (
-        f"{gpu}: create 4 VFs {gpu}\n{gpu}: bind its VFs to a VFIO driver, for VMs\n{gpu}: would then carry 4 VFs\n"
+        f"would: {gpu}: create 4 VFs {gpu}\nwould: {gpu}: bind its VFs to a VFIO driver, for VMs\n"
+        f"{gpu}: would then carry 4 VFs\n"
     )
     for count in (2, 4):
         refused = vgpu("create", "0000:4d:00.0", f"{count} VFs", "--dry-run")

@@ -33,7 +33,7 @@ def test_bind_and_unbind(tmp_path: Path) -> None:
         assert "CarriesVgpus: 0000:3b:00.0 carries 2 vGPUs" in status.stdout
         planned = shell(f"{VFIO} bind {gpu} --host-root host --dry-run", tmp_path)
         assert (planned.returncode, driver(tmp_path, gpu)) == (0, "nvidia")
-        assert f"{gpu}: unbind from nvidia" in planned.stdout
+        assert f"would: {gpu}: unbind from nvidia" in planned.stdout
         done = shell(f"{VFIO} bind {gpu} --host-root host", tmp_path)
         assert (done.returncode, driver(tmp_path, gpu)) == (0, "vfio-pci"), done.stderr
         assert done.stdout.splitlines()[-1] == f"{gpu}: bound for VMs"

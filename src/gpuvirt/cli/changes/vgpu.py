@@ -205,8 +205,7 @@ def _persist_scheduler(here: Host, roots: HostRoots, gpu: PciAddress, scheduler:
 
 def _print_result(result: SchedulerResult, order: SchedulerOrder) -> None:
     out = console()
-    for step in result.steps if order.dry_run else ():
-        out.print(step, soft_wrap=True)
+    changesrender.print_planned(out, result.steps if order.dry_run else ())
     for reason in result.reasons:
         render.say_reason(out, reason, style="yellow")
     if not result.reasons:

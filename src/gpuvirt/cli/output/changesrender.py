@@ -6,6 +6,7 @@ from functools import partial
 from itertools import chain
 
 import msgspec
+from rich.console import Console
 from rich.text import Text
 
 from gpuvirt.cli.formats import Layout, ListFormat, Output
@@ -92,9 +93,7 @@ def vfio_results(done: Sequence[VfioResult], desired: DesiredGpu, *, output: Out
         out.print(NO_GPU)
     for result in done:
         gpus = ", ".join(result.gpus)
-        if dry_run:
-            for step in result.steps:
-                out.print(step, soft_wrap=True)
+        print_planned(out, result.steps if dry_run else ())
         for reason in result.reasons:
             render.say_reason(out, reason, style="yellow")
         if not result.reasons:
@@ -102,6 +101,12 @@ def vfio_results(done: Sequence[VfioResult], desired: DesiredGpu, *, output: Out
             would = "would be " if dry_run and result.steps else ""
             already = "" if result.steps else "already "
             say(out, f"{gpus}: {would}{already}{bound}", style="green")
+
+
+def print_planned(out: Console, steps: Iterable[str]) -> None:
+    """Print steps that are not taken: those that a change takes are printed alone, when they begin."""
+    for step in steps:
+        out.print(Text.assemble(("would: ", "dim"), step), soft_wrap=True)
 
 
 def _row(seen: UnitState, address: PciAddress, plan: DriverPlan, unfit: tuple[Reason, ...]) -> VfioGpu:
@@ -268,8 +273,7 @@ def vgpu_results(done: Sequence[VgpuResult], *, output: Output, dry_run: bool, u
         return
     out = console()
     for result in done:
-        for step in result.steps if dry_run else ():
-            out.print(step, soft_wrap=True)
+        print_planned(out, result.steps if dry_run else ())
         for reason in result.reasons:
             render.say_reason(out, reason, style="yellow")
         if not result.reasons and result.desired_counts is not None:
