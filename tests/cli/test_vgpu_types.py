@@ -1,10 +1,16 @@
 """`gpuvirt vgpu types` says how many vGPUs of a type fit on a GPU, and not how many VFs could carry one."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from tests.cli.commandline import gpuvirt
+from gpuvirt.diagnosis.checks.drivers import MANAGER
+from gpuvirt_sim.archives.export import export
+from gpuvirt_sim.builder import build_host
+from gpuvirt_sim.devices.platform import PlatformSpec
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec
+from tests.cli.commandline import gpuvirt, ran
 
 
 @pytest.mark.parametrize(
@@ -18,6 +24,28 @@ def test_a_type_fits_as_often_as_the_card_holds_it(host: str, gpu: str, left: di
     done = gpuvirt("sim", "run", "-H", host, "--snapshot", "--", "gpuvirt", "vgpu", "types", gpu, "-o", "json")
     rows = json.loads(done.stdout)
     assert {row["name"]: row["left"] for row in rows if row["name"] in left} == left
+
+
+@pytest.mark.parametrize(
+    ("driver", "board", "modules", "why"),
+    [
+        ("nvidia", "A10", ("nvidia",), "its driver nvidia creates no vGPUs on it; the vGPU manager's driver does"),
+        ("nvidia", "RTX4090", ("nvidia",), "its driver nvidia creates no vGPUs on it; the vGPU manager's driver does"),
+        ("nvidia", "A10", ("nvidia", MANAGER), "its VFs are off"),
+        ("vfio-pci", "A10", (), "it is bound to a VFIO driver"),
+    ],
+)
+@pytest.mark.parametrize("command", [("types",), ("types", "65:00.0"), ("scheduler", "get")])
+def test_a_host_on_which_no_gpu_can_carry_vgpus_is_told_what_it_needs(
+    tmp_path: Path, driver: str, board: str, modules: tuple[str, ...], why: str, command: tuple[str, ...]
+) -> None:
+    slots = (SlotSpec(at="0000:65:00.0", board=board, driver=driver, group=12),)
+    export(build_host(HostSpec(about="one GPU", slots=slots, platform=PlatformSpec(modules=modules))), tmp_path)
+    done = ran("vgpu", *command, "--host-root", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    assert text.startswith("No GPU of this host can carry vGPUs now NoVgpuHost: 0000:65:00.0 can't carry vGPUs: ")
+    assert f"can't carry vGPUs: {why}" in text
 
 
 def test_vgpus_of_other_sizes_take_their_part_of_the_card() -> None:

@@ -1,6 +1,6 @@
 """`gpuvirt vgpu`: lists, creates and deletes vGPUs, applies vGPU configs, and sets the scheduler of vGPUs."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -128,7 +128,8 @@ def show_schedulers(here: Host, roots: HostRoots, addresses: Collection[str], li
     chosen = vgpuchanges.gpus_named(seen, addresses) or _nvidia_gpus(seen)
     kept = kept_schedulers(roots)
     rows = [_scheduler_row(seen, gpu, kept.get(gpu)) for gpu in chosen]
-    render.print_list(rows, (row.gpu for row in rows), partial(_print_schedulers, rows), listing)
+    why_none = vgpuchanges.no_vgpu_hosts(seen, chosen or sorted(seen.inventory.gpus))
+    render.print_list(rows, (row.gpu for row in rows), partial(_print_schedulers, rows, why_none), listing)
     if any(row.reason is not None for row in rows):
         raise typer.Exit(1)
 
@@ -145,11 +146,10 @@ def _scheduler_row(seen: HostObservation, gpu: PciAddress, kept: Scheduler | Non
     return SchedulerRow(gpu, found, kept)
 
 
-def _print_schedulers(rows: Sequence[SchedulerRow], layout: Layout) -> None:
+def _print_schedulers(rows: Sequence[SchedulerRow], why_none: Iterable[Reason], layout: Layout) -> None:
     out = console()
-    if not rows and layout.headings:
-        out.print("No GPU of this host can carry vGPUs now; see: gpuvirt doctor")
     if not rows:
+        changesrender.no_vgpu_hosts(out, why_none, layout)
         return
     table = Table(SCHEDULER_COLUMNS)
     for row in rows:
@@ -323,7 +323,8 @@ def types(
         {gpu: gpu_state for gpu, gpu_state in vgpuchanges.gpu_states(seen).items() if gpu in chosen}
     )
     names = (row.name for row in rows)
-    render.print_list(rows, names, partial(changesrender.types, rows), ListFormat(output, no_headers))
+    why_none = vgpuchanges.no_vgpu_hosts(seen, chosen)
+    render.print_list(rows, names, partial(changesrender.types, rows, why_none), ListFormat(output, no_headers))
 
 
 @app.command("create")

@@ -1,7 +1,7 @@
 """The work of `gpuvirt vgpu` apply, assert, create and delete, on its host or in a dry run."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,14 +16,17 @@ from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import changesrender
 from gpuvirt.cli.output.changesrender import VgpuResult
 from gpuvirt.cli.parameters import vgpuconfigs
+from gpuvirt.diagnosis.checks.drivers import MANAGER
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import PciAddress, VgpuId, with_domain
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import host_of_vfs
+from gpuvirt.hardware.host.platform import read_kernel
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.vgpus.desiredvgpus import config_gpus, desired_vgpus_of
 from gpuvirt.model.change.vgpus.gpustate import GpuState
+from gpuvirt.model.change.vgpus.vgpuplanning import no_host
 from gpuvirt.model.desired.configchoice import desired
 from gpuvirt.model.desired.vgpuconfig import ConfigEntry, Note, NoteCode
 from gpuvirt.model.reasons import Reason, ReasonCode, refusals
@@ -43,6 +46,15 @@ def gpu_states(seen: HostObservation) -> Mapping[PciAddress, GpuState]:
     """Return the states of the GPUs that can carry vGPUs now."""
     found = {gpu: seen.gpu_state(gpu) for gpu in sorted(seen.inventory.gpus)}
     return {gpu: state for gpu, state in found.items() if state is not None}
+
+
+def no_vgpu_hosts(seen: HostObservation, gpus: Iterable[PciAddress]) -> Iterator[Reason]:
+    """Yield why GPUs can't carry vGPUs now; a GPU that can has no reason."""
+    names = read_kernel(seen.change_host.kernel).modules.names
+    lacks_manager = isinstance(names, tuple) and MANAGER not in names
+    for gpu in gpus:
+        if seen.gpu_state(gpu) is None:
+            yield no_host(seen.inventory.gpus[gpu].function, lacks_manager=lacks_manager)
 
 
 def gpus_named(seen: HostObservation, addresses: Iterable[str]) -> list[PciAddress]:

@@ -253,12 +253,21 @@ def vgpus(rows: Sequence[VgpuRow], layout: Layout) -> None:
     table.print(out, layout)
 
 
-def types(rows: Sequence[TypeRow], layout: Layout) -> None:
-    """Print the table of vGPU types."""
+def no_vgpu_hosts(out: Console, why: Iterable[Reason], layout: Layout) -> None:
+    """Print why no GPU of a list can carry vGPUs now, by GPU; a list without headings is for programs."""
+    if not layout.headings:
+        return
+    reasons = list(why)
+    out.print(f"No GPU of this host can carry vGPUs now{'' if reasons else '; see: gpuvirt doctor'}")
+    for reason in reasons:
+        render.say_reason(out, reason, style="yellow")
+
+
+def types(rows: Sequence[TypeRow], why_none: Iterable[Reason], layout: Layout) -> None:
+    """Print the table of vGPU types; `why_none`: why no GPU has any."""
     out = console()
-    if not rows and layout.headings:
-        out.print("No GPU of this host can carry vGPUs now; see: gpuvirt doctor")
     if not rows:
+        no_vgpu_hosts(out, why_none, layout)
         return
     table = Table(TYPE_COLUMNS)
     for row in rows:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpuvirt.diagnosis.checks.drivers import branch_of
+from gpuvirt.diagnosis.checks.drivers import MANAGER, branch_of
 from gpuvirt.diagnosis.evidence import Evidence, kernel_series
 from gpuvirt.diagnosis.findings import Finding, fine, of_reason, problem, seen
 from gpuvirt.facts.pci import NVIDIA, Unread
@@ -16,9 +16,6 @@ from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, count_o
 from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.profiles import Series
-
-MANAGER = "nvidia_vgpu_vfio"
-"""The kernel module that only NVIDIA's vGPU manager has."""
 
 VFIO_KERNEL, VFIO_BRANCH = (6, 8), 550
 """From this kernel on, vGPUs need this branch of the driver, vGPU 17, which has its own VFIO driver."""

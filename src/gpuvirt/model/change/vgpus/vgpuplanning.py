@@ -127,11 +127,11 @@ def _lacks_vfs(function: PciFunction) -> bool:
     return _is_native(function) and function.id.vendor == NVIDIA and has_vfs and not function.virtfns
 
 
-def no_host(function: PciFunction) -> Reason:
-    """Return why a GPU can't carry vGPUs with its present driver."""
+def no_host(function: PciFunction, *, lacks_manager: bool = False) -> Reason:
+    """Return why a GPU can't carry vGPUs with its present driver; `lacks_manager`: it certainly has no vGPU manager."""
     if _is_native(function) and catalog.in_display_mode(function):
         return shortfalls.display_mode(function)
-    if _lacks_vfs(function):
+    if _lacks_vfs(function) and not lacks_manager:
         return shortfalls.vfs_off(function.address)
     return shortfalls.no_vgpu_host(function, _why_no_host(function))
 
