@@ -83,6 +83,8 @@ class Cluster:
         self.pods = (AGENT, *pods)
         self.may_read_events = True
         self.installed = True
+        self.leader = "gpuvirt-controller-a"
+        """The holder of the controllers' lease; empty if users may not read it."""
         self.asked = 0
         self.ready_after = 0
         """The number of requests for the ClusterPolicy after which it is ready."""
@@ -97,6 +99,8 @@ class Cluster:
             return items(PULLED, NO_SECRET, NO_DNS) if self.may_read_events else FORBIDDEN
         if call.path == GPU_NODES:
             return items(*self.gpu_nodes)
+        if call.path.endswith("/leases/gpuvirt-controller"):
+            return (200, {"metadata": {}, "spec": {"holderIdentity": self.leader}}) if self.leader else FORBIDDEN
         nodes = self.selected if "labelSelector=rack%3Db" in call.target else self.nodes
         return items(*nodes) if call.path == "/api/v1/nodes" else items()
 

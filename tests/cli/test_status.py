@@ -58,6 +58,20 @@ async def test_the_first_line_is_a_verdict(tmp_path: Path) -> None:
     assert "namespace gpu-operator" in done.stdout
 
 
+async def test_the_hold_of_an_uninstall_is_shown_while_it_keeps_controllers_from_leading(tmp_path: Path) -> None:
+    lift = "kubectl delete lease gpuvirt-controller -n gpu-operator"
+    for leader, state, is_shown in (
+        ("uninstall-job-x", "notReady", True),
+        ("uninstall-job-x", "ready", True),  # the last controller's word: the node is not ready
+        ("gpuvirt-controller-a", "notReady", False),
+        ("", "notReady", False),
+    ):
+        cluster = Cluster()
+        cluster.leader, cluster.state = leader, state
+        text = " ".join((await run(cluster, tmp_path)).stdout.split())
+        assert (lift in text) is is_shown, text
+
+
 async def test_a_cluster_without_the_kinds_says_what_to_install(tmp_path: Path) -> None:
     cluster = Cluster()
     cluster.installed = False

@@ -23,6 +23,7 @@ from gpuvirt.controller.policy import status as policy_status
 from gpuvirt.controller.policy.policies import InvalidValue, of_node
 from gpuvirt.facts.ids import Namespace, parse_namespace
 from gpuvirt.kube.client import Client
+from gpuvirt.kube.election import CONTROLLER_LEASE, UNINSTALL, Lease, leases
 from gpuvirt.kube.events import EVENTS, EventLevel, SeenEvent, newest
 from gpuvirt.kube.failures import ApiError, ForbiddenError, NotFoundError
 from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES, Choice, ClusterPolicy, StoredPolicy, choose
@@ -44,7 +45,7 @@ from gpuvirt.kube.labels import (
     WORKLOAD_LABEL,
     deploy_label,
 )
-from gpuvirt.kube.resources import NODES, Collection, KubernetesObject, Resource, daemon_sets, pods
+from gpuvirt.kube.resources import NODES, Collection, KubernetesObject, Metadata, Resource, daemon_sets, pods
 from gpuvirt.model.desired.workload import Workload
 from gpuvirt.model.reasons import Reason, ReasonCode, count_of
 
@@ -270,6 +271,8 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     """The namespace of the controller and its operands."""
     is_installed: bool = True
     """Whether the API server has the kind ClusterPolicy."""
+    held: bool = False
+    """Whether the lease of an uninstall keeps all controllers from leading; False where that is not known."""
 
     @property
     def verdict(self) -> str:
@@ -277,7 +280,7 @@ class ClusterStatus(msgspec.Struct, frozen=True):
         if not self.is_installed:
             return "Not installed: this cluster has no kind ClusterPolicy."
         if self.policy is None:
-            return "Not ready: there is no ClusterPolicy, so the controller deploys nothing."
+            return f"Not ready: there is no ClusterPolicy, so the controller deploys nothing{self._hold}."
         nodes = {row.node for row in self.components}
         where = f"gpuvirt in namespace {self.namespace}, {count_of(len(nodes), 'node')} with GPUs"
         if self.well:
@@ -286,7 +289,14 @@ class ClusterStatus(msgspec.Struct, frozen=True):
         parts = [f"ClusterPolicy {self.policy} is {self.state or 'not seen by a controller yet'}"]
         parts += [f"{len(late)} of {len(nodes)} nodes not ready"] if late else []
         parts += [count_of(len(self.invalid), "invalid value")] if self.invalid else []
-        return f"Not ready: {', '.join(parts)}; {where}"
+        return f"Not ready: {', '.join(parts)}; {where}{self._hold}"
+
+    @property
+    def _hold(self) -> str:
+        if not self.held:
+            return ""
+        lift = f"kubectl delete lease {CONTROLLER_LEASE} -n {self.namespace}"
+        return f"; no controller leads for 10 minutes after an uninstall, unless you run: {lift}"
 
     def of_nodes(self, names: frozenset[str]) -> "ClusterStatus":
         """Return the state without the components and invalid values of other nodes."""
@@ -331,6 +341,10 @@ async def ask(client: Client, namespace: Namespace) -> ClusterStatus:
         listed(daemon_sets(namespace), StoredObject, (NotFoundError, ForbiddenError)),
     )
     conditions = status.conditions if status is not None else ()
+    try:
+        lease = await client.get(leases(namespace), CONTROLLER_LEASE, Lease)
+    except (NotFoundError, ForbiddenError):  # unknown: the hold is a hint beside the verdict
+        lease = Lease(Metadata())
     ready = next((condition for condition in conditions if condition.type == policy_status.READY), None)
     by_name = {gpu_node.metadata.name: gpu_node for gpu_node in gpu_nodes}
     deployer = None
@@ -349,6 +363,7 @@ async def ask(client: Client, namespace: Namespace) -> ClusterStatus:
         components=rows(nodes, by_name, operand_pods, deployer, await _causes(client, namespace, operand_pods)),
         invalid=tuple(_invalid(choice, nodes, by_name)),
         namespace=namespace,
+        held=(lease.spec.holder_identity or "").startswith(UNINSTALL),
     )
 
 

@@ -29,6 +29,8 @@ RELEASE_S = 5.0
 """How long a process that ends tries to release its lease; on a busy node two requests can take seconds."""
 CONTROLLER_LEASE = "gpuvirt-controller"
 """The lease of gpuvirt's own controllers."""
+UNINSTALL = "uninstall-"
+"""The prefix of the holder's identity in that lease by which an uninstall prevents controllers from leading."""
 
 
 class Terms(msgspec.Struct, frozen=True):

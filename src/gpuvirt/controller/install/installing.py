@@ -19,7 +19,7 @@ from gpuvirt.controller.clusterstatus import PODS
 from gpuvirt.controller.controller import its_leases
 from gpuvirt.controller.definitions import DEFINITIONS, OURS, PART_OF, Definition, Manifest
 from gpuvirt.controller.install.images import UNKNOWN_OS
-from gpuvirt.controller.install.uninstall import HOLDER, KINDS
+from gpuvirt.controller.install.uninstall import KINDS
 from gpuvirt.controller.nodes.labels import desired_labels, desired_labels_beside
 from gpuvirt.controller.nodes.placement import Defaults, NodePlacement, placement_of
 from gpuvirt.controller.operands.inputs import RenderInputs
@@ -28,7 +28,7 @@ from gpuvirt.controller.policy import policies
 from gpuvirt.errors import ConfigError, GpuvirtError
 from gpuvirt.facts.ids import Namespace
 from gpuvirt.kube.client import Client, PatchType
-from gpuvirt.kube.election import CONTROLLER_LEASE, Lease, leases
+from gpuvirt.kube.election import CONTROLLER_LEASE, UNINSTALL, Lease, leases
 from gpuvirt.kube.failures import ForbiddenError, NotFoundError, UnreachableError, retried
 from gpuvirt.kube.kinds import clusterpolicy
 from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES, ClusterPolicy
@@ -170,7 +170,7 @@ async def _leader(client: Client, namespace: Namespace, clock: Clock, until_s: f
     while True:
         lease = await _lease(client, namespace)
         holder, renewed = (lease.spec.holder_identity or "", lease.spec.renew_time) if lease is not None else ("", None)
-        if holder and not holder.startswith(HOLDER) and first is not None and renewed != first:
+        if holder and not holder.startswith(UNINSTALL) and first is not None and renewed != first:
             return holder
         first = first or renewed
         if clock.monotonic_s() >= until_s:
@@ -286,7 +286,7 @@ async def lift_hold(client: Client, namespace: str, clock: Clock) -> str | None:
 
 async def _lift_hold(client: Client, namespace: str) -> str | None:
     held = await _get(client, leases(namespace), CONTROLLER_LEASE, Lease)
-    if held is None or not (held.spec.holder_identity or "").startswith(HOLDER):
+    if held is None or not (held.spec.holder_identity or "").startswith(UNINSTALL):
         return None
     with suppress(NotFoundError):
         await client.delete(leases(namespace), CONTROLLER_LEASE, held.metadata.uid)

@@ -27,7 +27,7 @@ from gpuvirt.distributions import MissingPartError
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.kube.access.credentials import Credentials
 from gpuvirt.kube.client import Client, PatchType
-from gpuvirt.kube.election import CONTROLLER_LEASE, RENEW_S, Candidacy, Election
+from gpuvirt.kube.election import CONTROLLER_LEASE, RENEW_S, UNINSTALL, Candidacy, Election
 from gpuvirt.kube.failures import ConflictError, NotFoundError, retried
 from gpuvirt.kube.kinds.clusterpolicy import CLUSTER_POLICIES, StoredPolicy, choose
 from gpuvirt.kube.kinds.core import AnyObject, Node, Pod
@@ -51,8 +51,6 @@ from gpuvirt.shares.nodekeys import keys_without_agent
 from gpuvirt.shares.objects import SHARING_PODS, SharingPod
 
 T = TypeVar("T", bound=KubernetesObject)
-HOLDER = "uninstall-"
-"""The prefix of the holder's identity in the lease by which an uninstall prevents controllers from leading."""
 HELD_S = 600
 """How long no controller leads afterwards. A controller that still exists then creates everything again."""
 GONE_WITHIN_S = 120.0
@@ -119,7 +117,7 @@ class Goals(msgspec.Struct, frozen=True):
 async def run(credentials: Credentials, goals: Goals, say: Callable[[str], None]) -> None:
     """Remove what `goals` names, and report each step by `say`; raises ApiError, NotDeletedError, SharesInUseError."""
     client, clock = Client(credentials), RealClock()
-    candidacy = Candidacy(goals.namespace, CONTROLLER_LEASE, f"{HOLDER}{socket.gethostname()}")
+    candidacy = Candidacy(goals.namespace, CONTROLLER_LEASE, f"{UNINSTALL}{socket.gethostname()}")
     election = Election(client, candidacy, clock, Random())  # noqa: S311  no secrets
     async for line in Uninstaller(client, goals, clock, election).run():
         say(line)
