@@ -202,14 +202,9 @@ def host(
 
 
 def _unfit(gpu: GpuView) -> tuple[Reason, ...]:
-    is_unhealthy = (
-        gpu.healthy is False
-    )  # a GPU on its native driver has no health, and no driver gives its memory an address
-    return tuple(
-        reason
-        for reason in gpu.reasons
-        if reason.code is ReasonCode.BAR_UNASSIGNED or (is_unhealthy and reason.code in UNFIT)
-    )
+    unhealthy = gpu.healthy is False  # a GPU on its native driver has no health; no driver gives memory an address
+    codes = UNFIT if unhealthy else {ReasonCode.BAR_UNASSIGNED}
+    return tuple(reason for reason in gpu.reasons if reason.code in codes)
 
 
 def _view(roots: HostRoots, kubelet: KubeletPaths, change_host: ChangeHost) -> NodeView:

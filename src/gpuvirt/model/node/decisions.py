@@ -116,7 +116,7 @@ def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: fl
     vgpus, parts = planned.value, replace(memory.parts, allocations=allocations, vgpus=planned)
     invalid = _invalid(desired, inventory.gpus, vgpus)
     departing = Departing(withdrawn(inventory, drivers), vgpus.undesired, picture.gates.drained.functions)
-    notice = announced(inventory, picture, memory, desired, terms, departing, now_s)
+    notice = announced(picture, memory, desired, terms, departing, now_s)
     may_withdraw = notice.may_withdraw if terms.notice is not None else departing.names
     withdrawal = withdraw(memory.withdrawal, departing, may_withdraw, now_s)
     before = dataclasses.replace(memory, desired=desired, withdrawal=withdrawal, parts=parts)

@@ -15,7 +15,16 @@ from gpuvirt.model.node.parts import Parts, allocations_part, candidates_part
 from gpuvirt.model.node.picture import NodeMemory, NodePicture, NodeTerms
 from gpuvirt.model.offers.deviceusers import DeviceUsers, device_users
 from gpuvirt.model.offers.namereview import NameReview, review_names, withholdings
-from gpuvirt.model.offers.notice import Announcement, Taken, announce, free_names, name_of, with_counts
+from gpuvirt.model.offers.notice import (
+    Announcement,
+    Taken,
+    announce,
+    counts,
+    free_names,
+    is_known,
+    name_of,
+    with_counts,
+)
 from gpuvirt.model.offers.offermaking import OfferInputs, make_offers
 from gpuvirt.model.offers.offers import Offers
 from gpuvirt.model.offers.ondemand.offer import (
@@ -180,20 +189,19 @@ def _among(offers: Offers, known: frozenset[ResourceName]) -> Offers:
 
 
 def announced(
-    inventory: Inventory,
-    picture: NodePicture,
-    memory: NodeMemory,
-    desired: DesiredNode,
-    terms: NodeTerms,
-    departing: Departing,
-    now_s: float,
+    picture: NodePicture, memory: NodeMemory, desired: DesiredNode, terms: NodeTerms, departing: Departing, now_s: float
 ) -> Announcement:
-    """Return the withdrawals that were announced, beside the devices that the kubelet has of the last offers."""
-    if terms.notice is None:
+    """Return the withdrawals that were announced, beside the devices that the kubelet has of the last offers.
+
+    A device that has left the host since then must not be counted in the place of one that is withdrawn.
+    """
+    if terms.notice is None or (inventory := picture.inventory) is None:
         return memory.notice
-    offers = _among(memory.offers, _names_taken(picture, desired, memory.review))
-    gone = free_names(offers) - inventory.vgpus.keys() - inventory.facts.functions.keys()
-    return announce(memory.notice, departing.names, offers, gone, picture.status_counts, terms.notice, now_s)
+    offers, status = _among(memory.offers, _names_taken(picture, desired, memory.review)), picture.status_counts
+    free, going = free_names(offers), departing.names
+    gone = free - inventory.vgpus.keys() - inventory.facts.functions.keys()
+    known = status is not None and is_known(counts(Taken(offers), going | gone, ()), status)
+    return announce(memory.notice, going, free, terms.notice, now_s, known=known)
 
 
 def counted(

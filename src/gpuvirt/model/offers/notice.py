@@ -101,21 +101,19 @@ class Announcement(msgspec.Struct, frozen=True):
 def announce(
     before: Announcement,
     withdrawing: frozenset[str],
-    offers: Offers,
-    gone: frozenset[str],
-    of_status: Mapping[ResourceName, int] | None,
+    free: frozenset[str],
     times: NoticeTimes,
     now_s: float,
+    *,
+    known: bool,
 ) -> Announcement:
     """Return the announcement with those devices of `withdrawing` that may be withdrawn now: offered ones wait.
 
-    `of_status` are the counts in the node's status, None if not observed yet. The host has `gone` no more, so the
-    status may not count them in the place of others. An announced withdrawal waits its time
-    even if its device fails or leaves meanwhile, and a withdrawn device is not announced again: `offers` are the last
-    ones, so such a withdrawal would come or go one decision late.
+    `known`: whether the node's status counts none of them. An announced withdrawal waits its time even if its device
+    fails or leaves meanwhile, and a withdrawn device is not announced again: `free` are the names of the last offers,
+    so such a withdrawal would come or go one decision late.
     """
-    known = of_status is not None and is_known(counts(Taken(offers), withdrawing | gone, ()), of_status)
-    announced = (withdrawing - before.may_withdraw) & (free_names(offers) | before.since_s.keys())
+    announced = (withdrawing - before.may_withdraw) & (free | before.since_s.keys())
     since_s = {device: before.since_s.get(device, now_s) for device in announced}
     known_since_s = before.known_since_s if known and not since_s.keys() - before.since_s.keys() else None
     if known and known_since_s is None:
