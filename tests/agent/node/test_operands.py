@@ -34,7 +34,7 @@ POD = "gpu-operator/nvidia-sandbox-device-plugin-daemonset-7xk2q"
 RUNNING, ENDING, GONE = OperandsObserved((PLUGIN,), (POD,)), OperandsObserved((), (POD,)), OperandsObserved()
 
 
-def state(agent: Agent) -> tuple[StateName, str]:
+def state(agent: Agent) -> tuple[StateName | None, str]:
     published = agent.reports.vgpus.get()
     assert published is not None
     return published.name, published.reason
