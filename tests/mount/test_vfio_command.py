@@ -76,6 +76,21 @@ def test_a_gpu_goes_from_vgpus_to_whole_use_and_back_by_one_plan_each(tmp_path: 
         assert f"{gpu}: carries 4 T4-4Q" in back.stdout
 
 
+def test_gpus_on_the_datacenter_driver_are_refused_vgpus_before_any_step(tmp_path: Path) -> None:
+    """2xA10 has no vGPU manager: `nvidia` is the datacenter driver there."""
+    gpu = tmp_path / "host/sys/bus/pci/devices/0000:65:00.0"
+    with mount(tmp_path / "host", "2xA10"):
+        assert shell(f"{VFIO} unbind --all --host-root host", tmp_path).returncode == 0
+        apply = f"{' '.join(GPUVIRT)} vgpu apply -c A10-12Q --host-root host -o json"
+        planned, done = shell(f"{apply} --dry-run", tmp_path), shell(apply, tmp_path)
+        assert (planned.returncode, done.returncode, (gpu / "virtfn0").exists()) == (1, 1, False)
+        assert json.loads(planned.stdout) == json.loads(done.stdout)
+        results = [
+            (result["steps"], [reason["code"] for reason in result["reasons"]]) for result in json.loads(done.stdout)
+        ]
+        assert results == [([], ["NoVgpuHost"])] * 2
+
+
 def test_nvidias_command_line(tmp_path: Path) -> None:
     with mount(tmp_path / "host", "4xRTX2060"):
         done = shell(f"HOST_ROOT=host {VFIO_MANAGE} unbind --device-id {GPU}", tmp_path)

@@ -80,7 +80,10 @@ class _Builder:
         for group in self.spec.stray_nodes:
             self.kernel.vfio.show_node(IommuGroup(group))
         with self._located("platform", "$.platform"):
-            place_platform(self.kernel.tree, self.kernel.pci, self.spec.platform, iommu=self.spec.iommu)
+            has_manager = bool(self.kernel.vfs.carriers)
+            place_platform(
+                self.kernel.tree, self.kernel.pci, self.spec.platform, iommu=self.spec.iommu, has_manager=has_manager
+            )
         return self.kernel
 
     @contextmanager

@@ -81,6 +81,8 @@ class Platform(msgspec.Struct, frozen=True):
     boot_id: BootId | None = None
     nvidia_version: str | None = None
     """The version of NVIDIA's loaded driver; None if the driver is not loaded."""
+    vgpu_manager: bool | Unread | None = None
+    """Whether NVIDIA's loaded driver is its vGPU manager's, and not the datacenter driver; None if not observed."""
     iommufd: bool = False
     """Whether `/dev/iommu` exists, so that devices can be opened by their own nodes."""
     vfio_container: bool = False

@@ -13,6 +13,8 @@ MDEVS = HostPath("/sys/bus/mdev/devices")
 MDEV_PARENTS = HostPath("/sys/class/mdev_bus")
 VFIO_DEVICES = HostPath("/sys/class/vfio-dev")
 """The devices that have a node of their own: `vfio3`."""
+VGPU_MANAGER = HostPath("/sys/module/nvidia_vgpu_vfio")
+"""The kernel module that only NVIDIA's vGPU manager has."""
 IOMMUFD = HostPath("/dev/iommu")
 
 

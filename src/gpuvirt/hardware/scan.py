@@ -16,7 +16,7 @@ from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import BootId, PciAddress, parse_pci_address
 from gpuvirt.facts.pci import VENDOR_VFIO_DRIVER, FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts, MalformedEntry, Platform
-from gpuvirt.facts.sysfs import PCI_DEVICES, device_path
+from gpuvirt.facts.sysfs import PCI_DEVICES, VGPU_MANAGER, device_path
 from gpuvirt.facts.vgpu import Framework, VgpuHost
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
@@ -183,6 +183,7 @@ class _Scan(msgspec.Struct):
         return Platform(
             boot_id=BootId(boot_id) if boot_id else None,
             nvidia_version=nvidia_version,
+            vgpu_manager=iommu.exists(self.kernel, VGPU_MANAGER),
             iommufd=self.or_before(iommu.has_iommufd(self.kernel), before.iommufd),
             vfio_container=self.or_before(iommu.exists(self.kernel, iommu.CONTAINER), before.vfio_container),
             egm=regions,

@@ -333,7 +333,7 @@ class _Planning(msgspec.Struct, frozen=True):
         """Return the outcome in mode on-demand: vGPUs without a user are removed, and a pod gets a new one."""
         address = function.address
         if address in self.plans.questions:
-            plan = plan_gpu(function, self.plans.on_demand.get(address), desired)
+            plan = plan_gpu(self.found.inventory.facts, address, self.plans.on_demand.get(address), desired)
             return replace(_planned(gpu, plan, now), unknown=(SMI_COUNTS,))
         plan = self.plans.plan_of(address)
         if plan.follows or any(isinstance(step, EnableVfs) for step in plan.steps):
@@ -358,8 +358,7 @@ class _Planning(msgspec.Struct, frozen=True):
         state = self._assumed_state(function)
         if state is None:
             return _Outcome(None, changes=True, unknown=(NO_CARD,))
-        native = _on_native(function)
-        plan = plan_gpu(native, state, desired)
+        plan = plan_gpu(self.found.inventory.facts, function.address, state, desired)
         created = Counter(profile_name(step.type) for step in plan.steps if isinstance(step, CreateVgpu))
         reasons = tuple(_text(reason) for reason in plan.refusals)
         return _Outcome(created, changes=not plan.refusals, reasons=reasons, unknown=(BY_CATALOG,))

@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress, PciId, VgpuId, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.snapshot import Facts, Platform
 from gpuvirt.facts.vgpu import Framework, GpuModes, LiveVgpu, SmiReport, VgpuHost
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
-from gpuvirt.model.change.steps import CreateVgpu, RemoveVgpu
+from gpuvirt.model.change.steps import CreateVgpu, EnableVfs, RemoveVgpu
 from gpuvirt.model.change.vgpus.gpustate import GpuState, host_namespace
 from gpuvirt.model.change.vgpus.vgpuplanning import plan_gpu, plan_vgpus
 from gpuvirt.model.reasons import ReasonCode
@@ -229,11 +230,28 @@ def test_vfs_that_split_a_gpu_evenly_change_together() -> None:
     assert plan_vgpus(used(one, VgpuId(GPU)), {VgpuType("8 VFs"): 1}).steps == ()
 
 
+@pytest.mark.parametrize(
+    ("manager", "expected"),
+    [
+        (True, []),
+        (False, [ReasonCode.NO_VGPU_HOST]),
+        (Unread(HostPath("/sys/module/nvidia_vgpu_vfio"), errno=5), [ReasonCode.UNREAD]),
+    ],
+)
+def test_vfs_are_switched_on_only_on_the_vgpu_managers_driver(
+    *, manager: bool | Unread, expected: list[ReasonCode]
+) -> None:
+    function = PciFunction(GPU, PciId(0x10DE, 0x2236), 0x030200, driver="nvidia", sriov_total_vfs=32)
+    facts = Facts(Platform(vgpu_manager=manager), {GPU: function})
+    plan = plan_gpu(facts, GPU, None, DesiredVgpus({"A10-4Q": 2}))
+    assert (plan.steps, codes(plan)) == ((EnableVfs(GPU),) if not expected else (), expected)
+
+
 def test_counts_of_several_names_of_one_type_add_up() -> None:
     """The host treats `DC-1-24QGFX` and `DC-1-24Q` as one type, and its own name and a config's name too."""
-    function = PciFunction(GPU, PciId(0x10DE, 0x2236), 0x030200)
+    facts = Facts(functions={GPU: PciFunction(GPU, PciId(0x10DE, 0x2236), 0x030200)})
     desired_vgpus = DesiredVgpus({"A10-4Q": 2, "NVIDIA A10-4Q": 1})
-    plan = plan_gpu(function, gpu_state(*VFS), desired_vgpus)
+    plan = plan_gpu(facts, GPU, gpu_state(*VFS), desired_vgpus)
     assert [step.type for step in plan.steps if isinstance(step, CreateVgpu)] == [A10_4Q] * 3
-    unknown = plan_gpu(function, gpu_state(*VFS), DesiredVgpus({"A10-4Q": 1, "A10-5Q": 1}))
+    unknown = plan_gpu(facts, GPU, gpu_state(*VFS), DesiredVgpus({"A10-4Q": 1, "A10-5Q": 1}))
     assert (unknown.steps, codes(unknown)) == ((), [ReasonCode.NO_SUCH_TYPE])

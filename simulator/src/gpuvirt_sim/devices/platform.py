@@ -139,8 +139,9 @@ BOOT_FILES: dict[Boot, dict[str, str]] = {
 }
 
 
-def place_platform(tree: Tree, bus: PciBus, spec: PlatformSpec, *, iommu: bool) -> None:
-    """Put a host's files into its tree; `iommu`: whether its devices are in IOMMU groups."""
+def place_platform(tree: Tree, bus: PciBus, spec: PlatformSpec, *, iommu: bool, has_manager: bool) -> None:
+    """Put a host's files into its tree; `iommu`: whether its devices are in IOMMU groups; `has_manager`: whether
+    NVIDIA's vGPU manager drives a GPU."""
     tables = spec.acpi if spec.acpi is not None else (_TABLES[spec.cpu],) if iommu else ()
     for table in (*USUAL_TABLES, *tables):
         tree.place(HostPath(f"/sys/firmware/acpi/tables/{table}"), File(read=lambda: b"table"))
@@ -166,7 +167,7 @@ def place_platform(tree: Tree, bus: PciBus, spec: PlatformSpec, *, iommu: bool) 
     tree.place(HostPath("/dev/null"), DeviceNode(NULL))
     if spec.kvm:
         tree.place(HostPath("/dev/kvm"), DeviceNode(KVM))
-    _place_modules(tree, bus, spec)
+    _place_modules(tree, bus, spec, has_manager=has_manager)
     _place_functions(tree, bus, spec)
     _place_screens(tree, bus, spec)
     for path, text in BOOT_FILES[spec.boot].items():
@@ -242,10 +243,10 @@ def _place_iommu(tree: Tree, spec: PlatformSpec, *, iommu: bool) -> None:
         _texts(tree, {f"/sys/kernel/irq/{irq}/chip_name": chip})
 
 
-def _place_modules(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
+def _place_modules(tree: Tree, bus: PciBus, spec: PlatformSpec, *, has_manager: bool) -> None:
     bound = [function.driver for function in bus.functions.values() if function.driver is not None]
     drivers = {driver.replace("-", "_") for driver in bound}
-    vgpus = {"nvidia_vgpu_vfio"} if _has_vgpus(tree) else set()
+    vgpus = {"nvidia_vgpu_vfio"} if has_manager else set()
     kvm = {Cpu.INTEL: {"kvm", "kvm_intel"}, Cpu.AMD: {"kvm", "kvm_amd"}, Cpu.ARM: {"kvm"}}[spec.cpu]
     usual = {"vfio", "vfio_iommu_type1", "vfio_pci", "vfio_pci_core"} | drivers | kvm | vgpus
     for name in sorted(spec.modules if spec.modules is not None else usual):
@@ -258,13 +259,6 @@ def _place_modules(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:
         elif name == "vfio_iommu_type1":
             value = "Y" if spec.unsafe_interrupts else "N"
             _texts(tree, {f"{MODULES}/{name}/parameters/allow_unsafe_interrupts": value})
-
-
-def _has_vgpus(tree: Tree) -> bool:
-    """Return whether NVIDIA's vGPU manager drives the GPUs: there are mdev types, or VFs that accept a vGPU type."""
-    return any(
-        path.startswith("/sys/class/mdev_bus/") or path.endswith("/creatable_vgpu_types") for path, _ in tree.walk()
-    )
 
 
 def _place_functions(tree: Tree, bus: PciBus, spec: PlatformSpec) -> None:

@@ -169,7 +169,7 @@ def put_back(last: HostObservation, gpu: PciAddress, before: GpuState | None, ru
         others = {name for name, vgpu in seen.inventory.vgpus.items() if vgpu.gpu == gpu and name not in created}
         learned = Learned(remembered=before.types, in_use=dict.fromkeys(others, "a program other than this change"))
         state = replace(seen, learned={gpu: learned}).asked_state(gpu, desired)
-        back = plan_gpu(seen.inventory.facts.functions[gpu], state, desired)
+        back = plan_gpu(seen.inventory.facts, gpu, state, desired)
         if not back.steps:
             yield from back.refusals
             return

@@ -16,7 +16,6 @@ from gpuvirt.cli.parameters import options
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import NodeName
 from gpuvirt.facts.pci import Unread
-from gpuvirt.hardware.access.attributes import read_listing
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.functions.deviceids import read_device_ids
 from gpuvirt.hardware.functions.pci import read_root
@@ -29,7 +28,6 @@ from gpuvirt.model.reasons import count_of
 from gpuvirt.paths import HostRoots
 
 COLUMNS = (Column("GPU"), Column("SHAPES", folds=True))
-MODULES = {"nvidia_vgpu_vfio": LoadedDriver.MANAGER, "nvidia": LoadedDriver.DATACENTER}
 
 
 def slices(
@@ -63,10 +61,11 @@ def slices(
 
 
 def _shaping(kernel: Kernel, state: UnitState, names: PciIds) -> tuple[UnitState, ShapingHost]:
-    loaded = read_listing(kernel, "/sys/module")
-    if isinstance(loaded.names, Unread):
-        raise ConfigError("can't be read, so it is not known which driver is loaded", where=loaded.path)
-    driver = next((driver for module, driver in MODULES.items() if module in loaded.known), LoadedDriver.NONE)
+    platform = state.inventory.facts.platform
+    if isinstance(platform.vgpu_manager, Unread):
+        raise ConfigError("can't be read, so it is not known which driver is loaded", where=platform.vgpu_manager.path)
+    driver = LoadedDriver.DATACENTER if platform.nvidia_version is not None else LoadedDriver.NONE
+    driver = LoadedDriver.MANAGER if platform.vgpu_manager else driver
     inventory = state.inventory
     ids = read_device_ids(kernel, inventory.facts.functions.values())
     state = replace(state, inventory=replace(inventory, facts=replace(inventory.facts, device_ids=ids)))

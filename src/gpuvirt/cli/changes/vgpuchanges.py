@@ -16,12 +16,10 @@ from gpuvirt.cli.formats import Output
 from gpuvirt.cli.output import changesrender
 from gpuvirt.cli.output.changesrender import VgpuResult
 from gpuvirt.cli.parameters import vgpuconfigs
-from gpuvirt.diagnosis.checks.drivers import MANAGER
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import PciAddress, VgpuId, with_domain
 from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.vgpu import host_of_vfs
-from gpuvirt.hardware.host.platform import read_kernel
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.vgpus.desiredvgpus import config_gpus, desired_vgpus_of
@@ -50,11 +48,9 @@ def gpu_states(seen: HostObservation) -> Mapping[PciAddress, GpuState]:
 
 def no_vgpu_hosts(seen: HostObservation, gpus: Iterable[PciAddress]) -> Iterator[Reason]:
     """Yield why GPUs can't carry vGPUs now; a GPU that can has no reason."""
-    names = read_kernel(seen.change_host.kernel).modules.names
-    lacks_manager = isinstance(names, tuple) and MANAGER not in names
     for gpu in gpus:
         if seen.gpu_state(gpu) is None:
-            yield no_host(seen.inventory.gpus[gpu].function, lacks_manager=lacks_manager)
+            yield no_host(seen.inventory.facts, gpu)
 
 
 def gpus_named(seen: HostObservation, addresses: Iterable[str]) -> list[PciAddress]:

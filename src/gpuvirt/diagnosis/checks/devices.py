@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from gpuvirt.diagnosis.checks.drivers import MANAGER, branch_of
+from gpuvirt.diagnosis.checks.drivers import branch_of
 from gpuvirt.diagnosis.evidence import Evidence, kernel_series
 from gpuvirt.diagnosis.findings import Finding, fine, of_reason, problem, seen
 from gpuvirt.facts.pci import NVIDIA, Unread
-from gpuvirt.facts.sysfs import MDEV_PARENTS, device_path
+from gpuvirt.facts.sysfs import MDEV_PARENTS, VGPU_MANAGER, device_path
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.workload import VGPU_CONFIG_LABEL
@@ -50,7 +50,8 @@ def _made_by(evidence: Evidence, gpu: Gpu, name: str) -> tuple[str, ...]:
 
 def vgpu_manager(evidence: Evidence) -> Iterator[Finding]:
     """Where NVIDIA's vGPU manager runs, its GPUs list vGPU types."""
-    managed = MANAGER in evidence.setup.modules.known
+    manager = evidence.inventory.facts.platform.vgpu_manager
+    managed = manager is True
     for gpu in evidence.inventory.gpus.values():
         function = gpu.function
         if gpu.mode is not Mode.CONTAINER or function.id.vendor != NVIDIA or function.driver != "nvidia":
@@ -60,7 +61,7 @@ def vgpu_manager(evidence: Evidence) -> Iterator[Finding]:
             yield _vfs_off(evidence, gpu, total)
         elif managed or function.virtfns:
             yield _no_types(evidence, gpu)
-        elif not isinstance(evidence.setup.modules.names, Unread):
+        elif not isinstance(manager, Unread):
             yield fine(function.address, "is on nvidia without the vGPU manager: the host and containers use it")
 
 
@@ -71,7 +72,7 @@ def _vfs_off(evidence: Evidence, gpu: Gpu, total: int) -> Finding:
         FindingCode.VFS_OFF,
         address,
         f"has its VFs disabled, 0 of {total}, and lists no vGPU type",
-        (Seen(device_path(address, "virtfn*"), "none"), Seen(f"/sys/module/{MANAGER}", "loaded")),
+        (Seen(device_path(address, "virtfn*"), "none"), Seen(VGPU_MANAGER, "loaded")),
         why="since Ampere, vGPUs are created on VFs",
         fix=(
             f"# switches on the VFs that it needs; other types of this card: gpuvirt vgpu types {address}",
@@ -95,14 +96,14 @@ def _no_types(evidence: Evidence, gpu: Gpu) -> Finding:
         return of_reason(reason, reason.code.level)
     version, release = evidence.inventory.facts.platform.nvidia_version or "", evidence.setup.release
     is_old = branch_of(version) < VFIO_BRANCH and kernel_series(release.text or "", (0, 0)) >= VFIO_KERNEL
-    address, managed = gpu.function.address, MANAGER in evidence.setup.modules.known
+    address, managed = gpu.function.address, evidence.inventory.facts.platform.vgpu_manager is True
     module = "loaded" if managed else "not loaded"
     return problem(
         FindingCode.NO_VGPU_TYPES,
         address,
         "is on nvidia and set up for vGPUs, but lists no vGPU type",
         (
-            Seen(f"/sys/module/{MANAGER}", module),
+            Seen(VGPU_MANAGER, module),
             Seen(
                 f"{device_path(address)}/virtfn*", f"{len(gpu.function.virtfns)} of {gpu.function.sriov_total_vfs or 0}"
             ),

@@ -30,8 +30,6 @@ FIRST_TURING = 0x1E00
 LAST_FOR_VOLTA = 580
 """The last branch of NVIDIA's driver for Maxwell, Pascal and Volta (release notes of 580 and 590)."""
 
-MANAGER = "nvidia_vgpu_vfio"
-"""The kernel module that only NVIDIA's vGPU manager has."""
 VFIO_PCI = frozenset({"vfio", "vfio_pci", "vfio_pci_core"})
 """vfio-pci and the modules that it requires."""
 

@@ -224,7 +224,7 @@ def plan_node_vgpus(
 
     The plans of GPUs that have not changed since the `last` plans are taken from these.
     """
-    modes, functions = {gpu: demand.modes.of(gpu) for gpu in inventory.gpus}, inventory.facts.functions
+    modes = {gpu: demand.modes.of(gpu) for gpu in inventory.gpus}
     with_vgpus = dict.fromkeys(gpu for gpu, mode in modes.items() if mode is DesiredMode.VGPU)
     on_demand = [gpu for gpu, mode in modes.items() if mode is DesiredMode.ON_DEMAND]
     whole = [gpu for gpu, mode in modes.items() if mode in WHOLE]
@@ -245,7 +245,7 @@ def plan_node_vgpus(
     by_gpu = {
         gpu: last.by_gpu[gpu]
         if gpu in planned_again
-        else (target, plan_vgpus(functions[gpu], states[gpu], desired[gpu]))
+        else (target, plan_vgpus(inventory.facts, gpu, states[gpu], desired[gpu]))
         for gpu, target in vgpus.items()
         if gpu not in asked or not asked[gpu][1].blocks
     }

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from gpuvirt.facts.ids import PciAddress, VgpuId
-from gpuvirt.facts.pci import PciFunction, Unread
+from gpuvirt.facts.pci import Unread
+from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework, Scheduler
 from gpuvirt.model.allocation.allocations import Unknown
 from gpuvirt.model.allocation.podallocations import unmapped_reasons
@@ -16,7 +17,7 @@ from gpuvirt.model.change.state import UnitState
 from gpuvirt.model.change.steps import EnableVfs, RemoveVgpu
 from gpuvirt.model.change.vgpus import scheduling
 from gpuvirt.model.change.vgpus.gpustate import GpuState
-from gpuvirt.model.change.vgpus.vgpuplanning import no_host, plan_gpu
+from gpuvirt.model.change.vgpus.vgpuplanning import no_host, no_manager_after_bind, plan_gpu
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import refusals, shortfalls
 
@@ -31,21 +32,26 @@ def plan_unit(state: UnitState, unit: UnitId, desired: DesiredUnit) -> Plan:
     emptied = [plan for gpu, plan in vgpus.items() if present[gpu].is_whole]
     filled = [plan for gpu, plan in vgpus.items() if not present[gpu].is_whole]
     then = state.emptied([plan.gpu for plan in emptied if not plan.met])
-    drivers = driverplanning.plan_drivers(then, unit, desired_drivers(present))
+    functions = state.inventory.facts.functions
+    # A GPU without a driver is bound all the same: that takes it from nobody.
+    staying = {plan.gpu for plan in filled if plan.refusals and functions[plan.gpu].on_vfio}
+    bound = {gpu: target for gpu, target in present.items() if gpu not in staying}
+    drivers = driverplanning.plan_drivers(then, unit, desired_drivers(bound))
     later = tuple(text for plan in filled for text in _later(state, plan, present[plan.gpu].vgpus))
     return Plan(unit, tuple(emptied), drivers, tuple(filled), later)
 
 
-def plan_vgpus(function: PciFunction, gpu_state: GpuState | None, desired: DesiredGpu) -> VgpuPlan:
+def plan_vgpus(facts: Facts, gpu: PciAddress, gpu_state: GpuState | None, desired: DesiredGpu) -> VgpuPlan:
     """Return the plan that brings one GPU to its desired vGPUs, before allocations are taken into account."""
-    gpu = function.address
+    function = facts.functions[gpu]
     if desired.vgpus is None or (desired.is_whole and function.on_vfio):
         return VgpuPlan(gpu)
     if (function.on_vfio or function.is_idle) and desired.driver is DesiredDriver.NATIVE and not desired.is_whole:
-        return VgpuPlan(gpu, follows=True)
+        refusal = no_manager_after_bind(facts, gpu)
+        return VgpuPlan(gpu, follows=True) if refusal is None else VgpuPlan(gpu, refusals=(refusal,))
     if desired.is_whole and desired.driver is DesiredDriver.NATIVE and _has_vfs_of_native_driver(gpu_state):
         return VgpuPlan(gpu)
-    return plan_gpu(function, gpu_state, desired.vgpus)
+    return plan_gpu(facts, gpu, gpu_state, desired.vgpus)
 
 
 def _has_vfs_of_native_driver(gpu_state: GpuState | None) -> bool:
@@ -54,8 +60,8 @@ def _has_vfs_of_native_driver(gpu_state: GpuState | None) -> bool:
 
 
 def _plan(state: UnitState, gpu: PciAddress, desired: DesiredGpu) -> VgpuPlan:
-    function = state.inventory.facts.functions[gpu]
-    return _unless_allocated(state, plan_vgpus(function, state.gpu_states.get(gpu), desired))
+    plan = plan_vgpus(state.inventory.facts, gpu, state.gpu_states.get(gpu), desired)
+    return _unless_allocated(state, plan)
 
 
 def plan_removal(state: UnitState, gpu: PciAddress, vgpu: VgpuId) -> VgpuPlan:
@@ -75,7 +81,7 @@ def plan_scheduler(state: UnitState, gpu: PciAddress, scheduler: Scheduler) -> V
     """Return the plan that sets a GPU's scheduler and keeps its vGPUs."""
     gpu_state = state.gpu_states.get(gpu)
     if gpu_state is None:
-        return VgpuPlan(gpu, refusals=(no_host(state.inventory.facts.functions[gpu]),))
+        return VgpuPlan(gpu, refusals=(no_host(state.inventory.facts, gpu),))
     if gpu_state.smi is None:
         return VgpuPlan(gpu, refusals=(scheduling.not_nvidias(gpu),))
     unfit = scheduling.refuse(gpu_state.smi.modes, scheduler)

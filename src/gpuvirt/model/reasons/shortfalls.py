@@ -101,6 +101,13 @@ def no_vgpu_host(function: PciFunction, why: str) -> Reason:
     return _no_host(function.address, why, fix, driver_link(function.address, function.driver))
 
 
+def no_vgpu_manager(function: PciFunction, why: str) -> Reason:
+    """The host has NVIDIA's datacenter driver, which creates no vGPUs."""
+    seen = driver_link(function.address, function.driver), Seen.absent(sysfs.VGPU_MANAGER)
+    fix = "install NVIDIA's vGPU manager in place of its usual driver; if it is installed: modprobe nvidia_vgpu_vfio"
+    return _no_host(function.address, why, fix, *seen)
+
+
 def vfs_off(gpu: PciAddress) -> Reason:
     """The GPU has no VFs yet, of which each carries a vGPU."""
     fix = "end what uses it: then gpuvirt's agent, or vgpu apply, switches them on, with the vGPU manager's driver"

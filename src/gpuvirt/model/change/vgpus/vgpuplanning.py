@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import PciAddress, VgpuId, VgpuType
 from gpuvirt.facts.pci import NVIDIA, PciFunction, Unread
+from gpuvirt.facts.snapshot import Facts
 from gpuvirt.facts.vgpu import Framework, LiveVgpu
 from gpuvirt.model.change.desired import DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
@@ -79,20 +80,21 @@ def _restores(gpu_state: GpuState) -> Iterator[CreateVgpu]:
 NO_DESIRED_VGPUS = DesiredVgpus()
 
 
-def plan_gpu(function: PciFunction, gpu_state: GpuState | None, desired: DesiredVgpus) -> VgpuPlan:
+def plan_gpu(facts: Facts, gpu: PciAddress, gpu_state: GpuState | None, desired: DesiredVgpus) -> VgpuPlan:
     """Return the plan for a GPU. The GPU is observed and planned again after its steps.
 
     If the GPU's VFs are off, the plan switches them on and nothing else, since the GPU names its types only then.
     """
-    gpu = function.address
+    function = facts.functions[gpu]
     if desired.whole:
         return _plan_whole(function, gpu_state)
     if gpu_state is None:
         if not (desired.on_demand or any(desired.types.values())):
             return VgpuPlan(gpu)
-        if _lacks_vfs(function):
+        # unknown: without an observation, as in a plan for another node; that node's own plan has one
+        if _lacks_vfs(function) and facts.platform.vgpu_manager in {True, None}:
             return VgpuPlan(gpu, steps=(EnableVfs(gpu),))
-        return VgpuPlan(gpu, refusals=(no_host(function),))
+        return VgpuPlan(gpu, refusals=(no_host(facts, gpu),))
     if desired.on_demand:
         return plan(gpu_state, desired)
     desired_counts: Counter[VgpuType] = Counter()
@@ -127,13 +129,28 @@ def _lacks_vfs(function: PciFunction) -> bool:
     return _is_native(function) and function.id.vendor == NVIDIA and has_vfs and not function.virtfns
 
 
-def no_host(function: PciFunction, *, lacks_manager: bool = False) -> Reason:
-    """Return why a GPU can't carry vGPUs with its present driver; `lacks_manager`: it certainly has no vGPU manager."""
+def no_host(facts: Facts, gpu: PciAddress) -> Reason:
+    """Return why a GPU can't carry vGPUs with its present driver."""
+    function, manager = facts.functions[gpu], facts.platform.vgpu_manager
     if _is_native(function) and catalog.in_display_mode(function):
         return shortfalls.display_mode(function)
-    if _lacks_vfs(function) and not lacks_manager:
-        return shortfalls.vfs_off(function.address)
+    if _lacks_vfs(function) and isinstance(manager, Unread):
+        return refusals.unread(gpu, manager)
+    if _is_native(function) and function.id.vendor == NVIDIA and manager is False:  # unknown: below
+        return shortfalls.no_vgpu_manager(function, _why_no_host(function))
+    if _lacks_vfs(function):
+        return shortfalls.vfs_off(gpu)
     return shortfalls.no_vgpu_host(function, _why_no_host(function))
+
+
+def no_manager_after_bind(facts: Facts, gpu: PciAddress) -> Reason | None:
+    """Return why a GPU can't carry vGPUs on its native driver either; None if it may, or before that is loaded."""
+    function, platform = facts.functions[gpu], facts.platform
+    is_loaded = function.id.vendor == NVIDIA and platform.nvidia_version is not None
+    # unknown: after the bind the GPU is planned again, with what is known then
+    if not is_loaded or platform.vgpu_manager is not False:
+        return None
+    return shortfalls.no_vgpu_manager(function, "NVIDIA's loaded driver is not the vGPU manager's")
 
 
 def _why_no_host(function: PciFunction) -> str:

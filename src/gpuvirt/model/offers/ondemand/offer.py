@@ -366,7 +366,7 @@ def gpu_of(
     """Return what one GPU carries and can still carry."""
     nothing = Carried(Counter())
     if state is None:
-        return OnDemandGpu(nothing, {}, no_host(inventory.facts.functions[gpu]))
+        return OnDemandGpu(nothing, {}, no_host(inventory.facts, gpu))
     carried = carried_by(state, intended)
     if isinstance(carried, Unread):
         return OnDemandGpu(nothing, {}, refusals.unread(gpu, carried))
@@ -380,7 +380,7 @@ def _why_withheld(inventory: Inventory, inputs: OnDemandInputs, gpu: PciAddress)
     """Return why a GPU gets no further vGPU now. The removal of one of its vGPUs is no obstacle."""
     functions = inventory.facts.functions
     if functions[gpu].on_vfio:
-        return no_host(functions[gpu])
+        return no_host(inventory.facts, gpu)
     if gpu in inputs.blocked:
         return refusals.blocked(gpu, inputs.blocked[gpu])
     if gpu in inputs.changing.functions:
