@@ -390,6 +390,13 @@ def test_a_scheduler_that_the_desired_mode_supports_is_accepted(a10: VgpuHost) -
 # --- calls of nvidia-smi
 
 
+def test_equal_size_mode_is_named_only_where_more_fit_in_it(a10: VgpuHost) -> None:
+    (reason,) = a10.planned(MIXED, DesiredVgpus({"A10-4Q": 6})).refusals
+    assert "name 4 or fewer in the vGPU config; or apply a vGPU config with `sizes: equal`: 6 fit" in (reason.fix or "")
+    (reason,) = a10.planned(MIXED, DesiredVgpus({"A10-24Q": 2})).refusals
+    assert (reason.code, "sizes: equal" in (reason.fix or "")) == (ReasonCode.NO_ROOM, False)
+
+
 def test_nvidia_smi_runs_only_if_the_desired_state_needs_its_report(a10: VgpuHost, a30: VgpuHost, t4: VgpuHost) -> None:
     a10.desired_vgpus(EQUAL, DesiredVgpus({"A10-4Q": 6}))
     a10.desired_vgpus(EQUAL, DesiredVgpus())

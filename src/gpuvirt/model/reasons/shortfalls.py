@@ -56,15 +56,24 @@ def no_room(gpu: PciAddress, asked: str, why: str, fix: str, *seen: Seen) -> Rea
     return refusals.no_room(gpu, f"has no room for {asked}: {why}", fix, *seen)
 
 
-def too_many(gpu: PciAddress, desired: Mapping[VgpuType, int], most: int, *, added: int = 0) -> Reason:
-    """The framebuffer has room for fewer vGPUs; `added`: how many a command adds to the existing ones."""
+def too_many(
+    gpu: PciAddress, desired: Mapping[VgpuType, int], most: int, *, added: int = 0, most_equal: int | None = None
+) -> Reason:
+    """The framebuffer has room for fewer vGPUs; `added`: how many a command adds to the existing ones.
+
+    `most_equal`: how many fit in equal-size mode, for a GPU in mixed-size mode.
+    """
+    mode, instead = ("", "") if most_equal is None else (" in mixed-size mode", "")
+    if most_equal is not None and most_equal > most:
+        instead = f"; or apply a vGPU config with `sizes: equal`: {most_equal} fit in equal-size mode"
     if added:
         existing = sum(desired.values()) - added
         fix = f"create {most - existing} or fewer" if most > existing else "remove one first: gpuvirt vgpu delete VGPU"
-        return no_room(gpu, f"{added} more {' or '.join(desired)}", f"{existing} exist and {most} fit", fix)
-    return no_room(
-        gpu, counted(desired), f"at most {most} of that size fit", f"name {most} or fewer in the vGPU config"
-    )
+        return no_room(
+            gpu, f"{added} more {' or '.join(desired)}", f"{existing} exist and {most} fit{mode}", fix + instead
+        )
+    fix = f"name {most} or fewer in the vGPU config"
+    return no_room(gpu, counted(desired), f"at most {most} of that size fit{mode}", fix + instead)
 
 
 def counted(asked: Mapping[VgpuType, int] | Mapping[str, int]) -> str:

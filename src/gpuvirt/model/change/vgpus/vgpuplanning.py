@@ -324,16 +324,26 @@ def _too_many(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus
         return
     if modes.is_mixed(gpu_state, desired):
         if not modes.fits(gpu_state.card, desired_counts):
-            yield shortfalls.no_room(
-                gpu,
-                shortfalls.counted(desired_counts),
-                "they don't fit side by side in mixed-size mode",
-                "name fewer vGPUs, or vGPUs of one size, of which more fit",
-            )
+            yield _too_many_mixed(gpu_state, desired_counts, desired)
         return
     known = [gpu_state.most[vgpu_type] for vgpu_type in desired_counts if vgpu_type in gpu_state.most]
     if known and len(known) == len(desired_counts) and sum(desired_counts.values()) > max(known):
         yield shortfalls.too_many(gpu, desired_counts, max(known), added=desired.added)
+
+
+def _too_many_mixed(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -> Reason:
+    gpu = gpu_state.host.gpu
+    if len({size_of(vgpu_type) for vgpu_type in desired_counts}) > 1:
+        return shortfalls.no_room(
+            gpu,
+            shortfalls.counted(desired_counts),
+            "they don't fit side by side in mixed-size mode",
+            "name fewer vGPUs, or vGPUs of one size, of which more fit",
+        )
+    numbers, any_type = range(sum(desired_counts.values())), next(iter(desired_counts))
+    most = max(number for number in numbers if modes.fits(gpu_state.card, {any_type: number}))
+    most_equal = max(gpu_state.most.get(vgpu_type, 0) for vgpu_type in desired_counts)
+    return shortfalls.too_many(gpu, desired_counts, most, added=desired.added, most_equal=most_equal)
 
 
 def _kept(gpu_state: GpuState, live: Mapping[LiveVgpu, VgpuType], vgpu_type: VgpuType, number: int) -> list[LiveVgpu]:
