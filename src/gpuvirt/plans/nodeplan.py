@@ -300,10 +300,8 @@ class _Planning(msgspec.Struct, frozen=True):
 
     def _unknown(self, gpu: Gpu, function: PciFunction, outcome: "_Outcome", *, changes: bool) -> Iterator[str]:
         yield from outcome.unknown
-        cards = catalog.cards_of(function.id, function.subsystem)
-        may_mix = [card for card in cards if card.mixed_sizes is not False]  # unknown: said, as if it could
         counts = {VgpuType(name): count for name, count in (outcome.vgpus or {}).items()}
-        if outcome.changes and any(not modes.fits(card, counts) for card in may_mix):
+        if outcome.changes and modes.may_lack_room(function, counts):
             yield MIXED_MODE
         if changes:
             yield HOST_ONLY
@@ -321,9 +319,13 @@ class _Planning(msgspec.Struct, frozen=True):
             return _Outcome(now)
         if desired.vgpus.on_demand:
             return self._on_demand(gpu, function, now, desired.vgpus)
-        if address in self.plans.questions:
+        _, question = self.plans.questions.get(address, (None, None))
+        if question is not None and not question.of_room:
             then = Counter({name: count for name, count in desired.vgpus.types.items() if count})
             return _Outcome(then if then != now else now, changes=then != now, unknown=(NEEDS_SMI,))
+        if question is not None and self.plans.planned_from is not None:
+            state = self.plans.planned_from.states[address]  # `_unknown` says that nvidia-smi may report less room
+            return _planned(gpu, plan_gpu(self.found.inventory.facts, address, state, desired.vgpus), now)
         plan = self.plans.plan_of(address)
         if plan.follows or any(isinstance(step, EnableVfs) for step in plan.steps):
             return self._assumed(function, desired.vgpus)

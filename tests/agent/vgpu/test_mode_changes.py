@@ -390,6 +390,29 @@ def test_a_scheduler_that_the_desired_mode_supports_is_accepted(a10: VgpuHost) -
 # --- calls of nvidia-smi
 
 
+def remove_programs(host: VgpuHost) -> None:
+    """Remove nvidia-smi and sriov-manage from a host."""
+    host.tools, before = SimTools(host.kernel, programs=()), host.change_host
+    host.change_host = ChangeHost(host.kernel, host.tools, before.original_drivers, before.locks, before.device_plugins)
+
+
+def test_vgpus_of_one_size_that_do_not_fit_in_mixed_size_mode_are_refused_before_a_step(a10: VgpuHost) -> None:
+    """Each vGPU takes one of its size's placements there, so that four A10-4Q fit, and six in equal-size mode."""
+    assert a10.desired_vgpus(MIXED, DesiredVgpus({"A10-12Q": 2})) == ()
+    before = a10.types(MIXED)
+    six = DesiredVgpus({"A10-4Q": 6})
+    planned, reasons = a10.planned(MIXED, six), a10.desired_vgpus(MIXED, six)
+    assert (codes(reasons), planned.steps, a10.steps) == ([ReasonCode.NO_ROOM], (), [])
+    assert (planned.refusals, a10.types(MIXED)) == (reasons, before)
+    assert "at most 4 of that size fit in mixed-size mode" in reasons[0].text
+    assert "`sizes: equal`: 6 fit" in (reasons[0].fix or "")
+    one_more = a10.planned(MIXED, DesiredVgpus({"NVIDIA A10-4Q": 5}, added=1))
+    assert one_more.refusals[0].message.endswith("4 exist and 4 fit in mixed-size mode")
+    assert a10.desired_vgpus(MIXED, DesiredVgpus({"A10-4Q": 4})) == ()
+    assert a10.desired_vgpus(MIXED, DesiredVgpus({"A10-4Q": 6}, Sizes.EQUAL)) == ()
+    assert a10.carries(MIXED) == {"A10-4Q": 6}
+
+
 def test_equal_size_mode_is_named_only_where_more_fit_in_it(a10: VgpuHost) -> None:
     (reason,) = a10.planned(MIXED, DesiredVgpus({"A10-4Q": 6})).refusals
     assert "name 4 or fewer in the vGPU config; or apply a vGPU config with `sizes: equal`: 6 fit" in (reason.fix or "")
@@ -397,12 +420,21 @@ def test_equal_size_mode_is_named_only_where_more_fit_in_it(a10: VgpuHost) -> No
     assert (reason.code, "sizes: equal" in (reason.fix or "")) == (ReasonCode.NO_ROOM, False)
 
 
+def test_vgpus_of_one_size_are_made_without_nvidia_smi_where_only_their_number_needs_it(a10: VgpuHost) -> None:
+    assert a10.desired_vgpus(EQUAL, DesiredVgpus({"A10-12Q": 2})) == ()
+    remove_programs(a10)
+    assert a10.desired_vgpus(EQUAL, DesiredVgpus({"A10-4Q": 6})) == ()
+    assert a10.carries(EQUAL) == {"A10-4Q": 6}
+
+
 def test_nvidia_smi_runs_only_if_the_desired_state_needs_its_report(a10: VgpuHost, a30: VgpuHost, t4: VgpuHost) -> None:
-    a10.desired_vgpus(EQUAL, DesiredVgpus({"A10-4Q": 6}))
+    a10.desired_vgpus(EQUAL, DesiredVgpus({"A10-4Q": 4}))
     a10.desired_vgpus(EQUAL, DesiredVgpus())
     t4.desired_vgpus(T4, DesiredVgpus({"T4-4Q": 4}))
     a30.desired_vgpus(SHARED, DesiredVgpus({"A30-12C": 2}))
     assert (a10.asked(), t4.asked(), a30.asked()) == ([], [], [])
+    a10.planned(EQUAL, DesiredVgpus({"A10-4Q": 6}))
+    assert a10.asked() == [("-q", "-i", EQUAL)], "mixed-size mode has room for four"
     a30.planned(CUT, DesiredVgpus())
     assert a30.asked() == []
     a30.planned(CUT, DesiredVgpus({"A30-12C": 2}))
@@ -422,10 +454,7 @@ def test_nothing_changes_while_the_modes_are_unknown_without_nvidia_smi(
     a10: VgpuHost, desired_vgpus: DesiredVgpus
 ) -> None:
     before = a10.types(MIXED)
-    a10.tools = SimTools(a10.kernel, programs=())
-    a10.change_host = ChangeHost(
-        a10.kernel, a10.tools, a10.change_host.original_drivers, a10.change_host.locks, a10.change_host.device_plugins
-    )
+    remove_programs(a10)
     reasons = a10.desired_vgpus(MIXED, desired_vgpus)
     assert set(codes(reasons)) == {ReasonCode.UNREAD}
     assert "nvidia-smi" in reasons[0].text

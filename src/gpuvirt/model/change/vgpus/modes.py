@@ -1,7 +1,7 @@
 """Decides which modes the desired vGPUs of a GPU need, and why the GPU can't have these modes."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations, islice
 
@@ -26,7 +26,7 @@ from gpuvirt.model.reasons import Reason, ReasonCode, Seen, refusals, shortfalls
 from gpuvirt.model.reasons.shortfalls import SMI
 from gpuvirt.model.vgputypes import catalog
 from gpuvirt.model.vgputypes.catalog import Card, CardType
-from gpuvirt.model.vgputypes.profiles import resolve_type
+from gpuvirt.model.vgputypes.profiles import Profile, resolve_type
 
 # The driver chooses placements by itself, so it may refuse vGPUs that fit by this module. vGPUs that do not fit by this
 # module never fit.
@@ -52,6 +52,13 @@ def fits(card: Card | None, counts: Mapping[VgpuType, int]) -> bool:
         if gb and card_type.placements is not None
     ]
     return _packs(sorted(placed, reverse=True))
+
+
+def may_lack_room(function: PciFunction, counts: Mapping[VgpuType, int]) -> bool:
+    """Return whether mixed-size mode, if the GPU is in it, has no room for these numbers of vGPUs."""
+    cards = catalog.cards_of(function.id, function.subsystem)
+    # unknown: counts as a card with the mode
+    return any(card.mixed_sizes is not False and not fits(card, counts) for card in cards)
 
 
 def _by_size(card: Card, counts: Mapping[VgpuType, int]) -> Mapping[int, list[VgpuType]]:
@@ -101,6 +108,8 @@ class Questions(msgspec.Struct, frozen=True):
     blocks: bool = True
     """Whether the GPU has no plan without the answer. In mode on-demand the number of GPU instances is asked for, which
     decides how many vGPUs are offered, and nothing else."""
+    of_room: bool = False
+    """Whether the answer decides nothing but whether all of the desired vGPUs fit."""
 
 
 def questions(function: PciFunction, gpu_state: GpuState, desired: DesiredVgpus) -> Questions | None:
@@ -111,25 +120,47 @@ def questions(function: PciFunction, gpu_state: GpuState, desired: DesiredVgpus)
     if function.id.vendor != NVIDIA or gpu_state.host.framework is Framework.SRIOV_VF:
         return None
     names = [name for name, number in desired.types.items() if number]
-    profiles = [profile for name in names if (profile := profile_of(name)) is not None]
-    live = [profile for vgpu in gpu_state.host.live if (profile := profile_of(str(vgpu.type))) is not None]
     unnamed = any(isinstance(vgpu.type, Unread) and vgpu.type_id is not None for vgpu in gpu_state.host.live)
     known = gpu_state.known_types
     unresolved = any(resolve_type(name, known) is None for name in names)
-    needed = (
+    decisive = (
         unnamed
         or (unresolved and gpu_state.host.framework is Framework.VENDOR_VFIO)  # names only what fits
-        or desired.sizes is not None
+        or _needs_modes(gpu_state, names, desired, may_be_mig=_may_be_mig(function.id, function.subsystem, known))
+    )
+    if decisive:
+        return Questions(unnamed or unresolved, desired.scheduler is not None)
+    counts = {VgpuType(name): desired.types[name] for name in names}
+    if _grows(gpu_state, desired) and may_lack_room(function, counts):
+        return Questions(of_room=True)
+    return Questions(blocks=False) if desired.on_demand and gpu_state.has_mig_vgpus else None
+
+
+def _needs_modes(gpu_state: GpuState, names: Collection[str], desired: DesiredVgpus, *, may_be_mig: bool) -> bool:
+    """Return whether the modes of a GPU decide which vGPUs it can carry, and not only how many of one size."""
+    profiles = [profile for name in names if (profile := profile_of(name)) is not None]
+    live = _live_profiles(gpu_state)
+    return (
+        desired.sizes is not None
         or (desired.on_demand and len({profile.gb for profile in live if not profile.is_mig}) > 1)
         or desired.scheduler is not None
         or any(profile.is_mig for profile in profiles)
         or len({profile.gb for profile in profiles}) > 1
         or (bool(names) and len({profile.gb for profile in live}) > 1)
-        or (bool(names) and _may_be_mig(function.id, function.subsystem, known) and not gpu_state.shares_time)
+        or (bool(names) and may_be_mig and not gpu_state.shares_time)
     )
-    if not needed:
-        return Questions(blocks=False) if desired.on_demand and gpu_state.has_mig_vgpus else None
-    return Questions(unnamed or unresolved, desired.scheduler is not None)
+
+
+def _grows(gpu_state: GpuState, desired: DesiredVgpus) -> bool:
+    """Return whether more vGPUs of a type are desired than the GPU carries."""
+    counts = Counter[Profile | None]()
+    for name, number in desired.types.items():
+        counts[profile_of(name)] += number
+    return bool(counts - Counter(_live_profiles(gpu_state)))
+
+
+def _live_profiles(gpu_state: GpuState) -> list[Profile]:
+    return [profile for vgpu in gpu_state.host.live if (profile := profile_of(str(vgpu.type))) is not None]
 
 
 @lru_cache(1024)
@@ -182,7 +213,7 @@ def refuse(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -
         )
         return
     if gpu_state.smi is not None:
-        yield from _refuse_mig(gpu_state, gpu_state.smi.modes, desired_counts)
+        yield from _refuse_mig(gpu_state, gpu_state.smi.modes, desired_counts, desired)
         in_mig_mode = gpu_state.smi.modes.mig is True  # unknown: `_refuse_sizes` decides
         if not mig_backed and not (desired.on_demand and in_mig_mode):
             yield from _refuse_sizes(gpu_state, gpu_state.smi.modes, desired_counts, desired)
@@ -200,12 +231,17 @@ def refuse(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -
         )
 
 
-def _refuse_mig(gpu_state: GpuState, modes: GpuModes, desired_counts: Counts) -> Iterator[Reason]:
+def _refuse_mig(
+    gpu_state: GpuState, modes: GpuModes, desired_counts: Counts, desired: DesiredVgpus
+) -> Iterator[Reason]:
     gpu, on = gpu_state.host.gpu, any(is_mig(vgpu_type) for vgpu_type in desired_counts)
     if not desired_counts:
         return
     mig = modes.mig
     if isinstance(mig, Unread):
+        may_be_mig = gpu_state.card is None or gpu_state.card.is_mig
+        if not _needs_modes(gpu_state, desired_counts.keys(), desired, may_be_mig=may_be_mig):
+            return  # unknown: counts as equal-size mode, a driver's default; what does not fit is rolled back
         yield refusals.unread(gpu, mig)
         return
     for reported in (modes.mig_pending, modes.gpu_instances):
