@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from gpuvirt.diagnosis.checks.drivers import MANAGER
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.devices.platform import PlatformSpec
@@ -31,7 +30,7 @@ def test_a_type_fits_as_often_as_the_card_holds_it(host: str, gpu: str, left: di
     [
         ("nvidia", "A10", ("nvidia",), "its driver nvidia creates no vGPUs on it; the vGPU manager's driver does"),
         ("nvidia", "RTX4090", ("nvidia",), "its driver nvidia creates no vGPUs on it; the vGPU manager's driver does"),
-        ("nvidia", "A10", ("nvidia", MANAGER), "its VFs are off"),
+        ("nvidia", "A10", ("nvidia", "nvidia_vgpu_vfio"), "its VFs are off"),
         ("vfio-pci", "A10", (), "it is bound to a VFIO driver"),
     ],
 )
