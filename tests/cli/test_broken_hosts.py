@@ -104,6 +104,9 @@ def commands(text: str) -> Iterator[list[str]]:
 def test_the_cause_is_on_the_first_line_and_the_advised_commands_are_accepted(name: str, tmp_path: Path) -> None:
     build, code = BROKEN[name]
     export(build(), tmp_path / "host")
+    sriov_manage = tmp_path / "host/usr/lib/nvidia/sriov-manage"  # a dry run asks for it, and does not run it
+    sriov_manage.parent.mkdir(parents=True)
+    sriov_manage.touch(0o755)
     host = {"GPUVIRT_HOST_ROOT": str(tmp_path / "host")}
     doctor = ran("doctor", environment=host | WIDE)
     assert (str(code) if code is not None else "All checks are ok") in doctor.stdout.splitlines()[0]
