@@ -17,7 +17,6 @@ from gpuvirt.model.shares.node import mps
 from gpuvirt.model.shares.node.records import ShareLimit
 from gpuvirt.model.shares.placement import GpuId
 from gpuvirt_sim.kubelet.starting import StartError
-from tests.agent.kubelet.kubeletnode import until
 from tests.agent.shares.limitednode import LIMITED, enforce, library_on
 from tests.agent.shares.mpsdaemon import MOST, MpsDaemon, write_program
 from tests.agent.shares.sharednode import GPUS, SharedNode, shared_node
@@ -162,8 +161,8 @@ async def test_no_container_starts_without_a_daemon_that_serves(short_path: Path
         assert not node.specs
         (refusal,) = node.agent.shares.refusals.take()
         assert (refusal.pod.name, refusal.reason.code) == ("p", ReasonCode.LIMIT_NOT_POSSIBLE)
-        shown = None if fault == "full" else refusal.reason
-        await until(lambda: node.agent.shares.state.get().problem == shown)
+        unlimited = node.agent.shares.why_unlimited(Enforcement.MPS)
+        assert fault == "full" or (unlimited is not None and unlimited.code is refusal.reason.code)
         match fault:
             case "no program":
                 write_program(short_path / "host")

@@ -17,6 +17,7 @@ from gpuvirt.cli.support import sections as archived
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import PciId, PodUid, parse_pci_id
 from gpuvirt.model.desired.settings import Enforcement, HamiCore, Settings, ShareSettings, check
+from gpuvirt.model.node.shares import CdiReading, ShareState
 from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.model.shares.demand import ContainerDemand, ContainerName, Units, demand_of
 from gpuvirt.model.shares.node.choice import NodeSharing
@@ -25,7 +26,6 @@ from gpuvirt.model.shares.node.limits import limit_of, with_limits
 from gpuvirt.model.shares.node.records import ShareLimit, record_of
 from gpuvirt.model.shares.sharedgpus import memory_mib_of
 from gpuvirt_sim.kubelet.starting import StartError
-from tests.agent.kubelet.kubeletnode import until
 from tests.agent.shares.limitednode import LIMITED, LIMITING, WITH_MEMORY, enforce, library_on
 from tests.agent.shares.sharednode import APP, ELF, GPUS, INIT, LIBRARY, MINORS, PROGRAM, shared_node
 
@@ -194,7 +194,8 @@ async def test_no_container_starts_without_the_library(short_path: Path, fault: 
         assert not node.specs
         (refusal,) = node.agent.shares.refusals.take()
         assert (refusal.pod.name, refusal.reason.code) == ("p", ReasonCode.LIMIT_NOT_POSSIBLE)
-        await until(lambda: node.agent.shares.state.get().problem == refusal.reason)
+        assert node.agent.shares.why_unlimited(Enforcement.HAMI_CORE) == refusal.reason
+        assert ShareState(cdi=CdiReading((), None, refusal.reason)).problem == refusal.reason
         assert "CUDA_DEVICE_SM_LIMIT" not in (await node.start(whole)).env, "nobody else has a share of its GPU"
         if fault in {"link", "folder", "missing"}:
             library.rmdir() if fault == "folder" else library.unlink(missing_ok=True)

@@ -72,7 +72,7 @@ def test_several_sizes_are_refused_for_one_reason_while_the_mode_is_unread() -> 
         (without(), {"A30-1-6C": 5}, "at most 4"),
         (without(), {"A30-2-12C": 2, "A30-1-6C": 1}, "the GPU instances"),
         (without(), {"A30-4C": 7}, "at most 6"),
-        (without(mixed_sizes=True), {"A30-12C": 2, "A30-4C": 1}, "in mixed-size mode"),
+        (without(mixed_sizes=True), {"A30-12C": 2, "A30-4C": 1}, "they don't fit side by side in mixed-size mode"),
         (without(mixed_sizes=True), {"A30-8C": 2, "A30-6C": 1}, "in mixed-size mode"),
         (replace(in_mig_mode(), card=None), {"A30-1-6C": 1}, "is not known"),
     ],

@@ -12,11 +12,12 @@ from gpuvirt.facts.ids import PciAddress, PciId, VgpuId, VgpuType
 from gpuvirt.facts.pci import PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts, Platform
 from gpuvirt.facts.vgpu import Framework, GpuModes, LiveVgpu, SmiReport, VgpuHost
-from gpuvirt.model.change.desired import DesiredVgpus
+from gpuvirt.model.change import planner
+from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.plan import VgpuPlan
 from gpuvirt.model.change.steps import CreateVgpu, EnableVfs, RemoveVgpu
 from gpuvirt.model.change.vgpus.gpustate import GpuState, host_namespace
-from gpuvirt.model.change.vgpus.vgpuplanning import plan_gpu, plan_vgpus
+from gpuvirt.model.change.vgpus.vgpuplanning import no_host, plan_gpu, plan_vgpus
 from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import HostPath
 
@@ -245,6 +246,40 @@ def test_vfs_are_switched_on_only_on_the_vgpu_managers_driver(
     facts = Facts(Platform(vgpu_manager=manager), {GPU: function})
     plan = plan_gpu(facts, GPU, None, DesiredVgpus({"A10-4Q": 2}))
     assert (plan.steps, codes(plan)) == ((EnableVfs(GPU),) if not expected else (), expected)
+
+
+UNREAD = Unread(HostPath("/sys/module/nvidia_vgpu_vfio"), errno=5)
+ON_VFIO = PciFunction(GPU, PciId(0x10DE, 0x2236), 0x030200, driver="vfio-pci", cdevs=("vfio0",), sriov_total_vfs=32)
+MANAGERS = "install NVIDIA's vGPU manager in place of its usual driver"
+
+
+@pytest.mark.parametrize(
+    ("function", "manager", "code", "is_managers"),
+    [
+        (PciFunction(GPU, PciId(0x10DE, 0x1EB8), 0x030200, driver="nvidia"), False, ReasonCode.NO_VGPU_HOST, True),
+        (PciFunction(GPU, PciId(0x10DE, 0x1EB8), 0x030200, driver="nvidia"), UNREAD, ReasonCode.NO_VGPU_HOST, False),
+        (PciFunction(GPU, PciId(0x1002, 0x74A1), 0x120000, driver="amdgpu"), False, ReasonCode.NO_VGPU_HOST, False),
+        (ON_VFIO, False, ReasonCode.NO_VGPU_HOST, False),
+    ],
+    ids=["a T4 on the datacenter driver", "a T4 on an unknown one", "AMD's", "on VFIO"],
+)
+def test_the_vgpu_manager_is_missed_where_its_gpu_is_on_nvidias_driver(
+    function: PciFunction, manager: bool | Unread, code: ReasonCode, *, is_managers: bool
+) -> None:
+    reason = no_host(Facts(Platform(vgpu_manager=manager), {GPU: function}), GPU)
+    assert (reason.code, MANAGERS in reason.text) == (code, is_managers)
+
+
+@pytest.mark.parametrize(
+    ("version", "manager", "is_refused"),
+    [("580.159.04", False, True), ("580.159.04", True, False), ("580.159.04", UNREAD, False), (None, False, False)],
+)
+def test_a_gpu_stays_on_vfio_where_the_loaded_driver_makes_no_vgpus(
+    version: str | None, manager: bool | Unread, *, is_refused: bool
+) -> None:
+    facts = Facts(Platform(nvidia_version=version, vgpu_manager=manager), {GPU: ON_VFIO})
+    plan = planner.plan_vgpus(facts, GPU, None, DesiredGpu(DesiredDriver.NATIVE, DesiredVgpus({"A10-4Q": 2})))
+    assert (codes(plan), plan.follows) == ([ReasonCode.NO_VGPU_HOST] if is_refused else [], not is_refused)
 
 
 def test_counts_of_several_names_of_one_type_add_up() -> None:
