@@ -15,6 +15,7 @@ from gpuvirt.facts.ids import (
     slot_of,
 )
 from gpuvirt.facts.vgpu import Framework
+from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.carrying import carry
 from gpuvirt_sim.devices.function import SimFunction, VfIdentity
@@ -92,7 +93,7 @@ class _Builder:
         try:
             yield
         except (ValueError, KeyError, OSError) as error:
-            message = f"no {error} among the boards or the slots above" if isinstance(error, KeyError) else error
+            message = f"no {error} among the slots above" if isinstance(error, KeyError) else error
             raise ConfigError(f"this {what} can't be built: {message}", where=self.where, path=path) from error
 
     def _add_region(self, region: EgmSpec, number: int) -> None:
@@ -112,6 +113,10 @@ class _Builder:
                 self.kernel.vfio.reserve_index(parse_mdev_uuid(live.uuid or ""), live.cdev)
 
     def _add(self, slot: SlotSpec) -> None:
+        if slot.board not in self.boards:
+            near = nearest(slot.board, self.boards)
+            hint = f"; did you mean {near}?" if near else ""
+            raise ValueError(f"no board {slot.board!r}; the boards are {', '.join(sorted(self.boards))}{hint}")
         board, first = self.boards[slot.board], parse_pci_address(slot.at)
         if slot.vfs > (board.total_vfs or 0):
             raise ValueError(f"{slot.vfs} VFs are requested, but board {slot.board} has {board.total_vfs or 0}")
