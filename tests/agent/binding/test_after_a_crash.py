@@ -1,6 +1,7 @@
 """A process is killed after each of its writes in turn, and a new agent binds every GPU to its desired driver."""
 
 import errno
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +22,7 @@ from gpuvirt.model.change.state import DriverJournal
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.observed import NodeRequest, Observed, StateName
 from gpuvirt.model.desired.settings import Settings
-from gpuvirt.model.reasons import ReasonCode
+from gpuvirt.model.reasons import Reason, ReasonCode
 from gpuvirt.paths import HostPath
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.files.tree import constant
@@ -175,6 +176,11 @@ def driver(host: Host, gpu: PciAddress) -> str | None:
 
 
 def moved(host: Host, desired_driver: DesiredDriver, *, tools: SimTools | None = None) -> list[ReasonCode]:
+    """Bind the host's GPUs, and return the codes of a refusal or failure."""
+    return [reason.code for reason in against(host, desired_driver, tools)]
+
+
+def against(host: Host, desired_driver: DesiredDriver, tools: SimTools | None) -> Sequence[Reason]:
     """Bind the host's GPUs, and return the reasons of a refusal or failure."""
     change_host = ChangeHost(
         host.kernel,
@@ -184,12 +190,7 @@ def moved(host: Host, desired_driver: DesiredDriver, *, tools: SimTools | None =
         host.change_host.device_plugins,
     )
     unit = driver_state(change_host, NOBODY).inventory.gpus[host.gpus[0]].unit
-    return [
-        driver.code
-        for driver in change_drivers(
-            change_host, unit, dict.fromkeys(host.gpus, desired_driver), NOBODY, lambda _: None
-        )
-    ]
+    return change_drivers(change_host, unit, dict.fromkeys(host.gpus, desired_driver), NOBODY, lambda _: None)
 
 
 def with_aliases(host: Host, *modules: str) -> None:
@@ -300,6 +301,21 @@ def test_a_module_that_needs_a_free_gpu_is_loaded_again_after_the_unbind(t4: Hos
 
     assert moved(t4, DesiredDriver.NATIVE, tools=Tools(t4.kernel)) == []
     assert driver(t4, T4) == "nvidia"
+
+
+@pytest.mark.parametrize("text", ["Key was rejected by service", "Required key not available", "Exec format error"])
+def test_a_module_that_the_kernel_does_not_trust_is_to_be_signed(t4: Host, text: str) -> None:
+    t4.move(DesiredDriver.PASSTHROUGH)
+    t4.kernel.pci.forget_driver("nvidia")
+
+    class Tools(SimTools):
+        @override
+        def modprobe(self, module: str) -> None:
+            output = f"modprobe: ERROR: could not insert '{module}': {text}"
+            raise ToolError(output, exit_code=1, output=output)
+
+    (reason,) = against(t4, DesiredDriver.NATIVE, Tools(t4.kernel))
+    assert (reason.code, "mokutil" in reason.text) == (ReasonCode.STEP_FAILED, "key" in text.lower())
 
 
 @pytest.mark.parametrize("after", [1, 2])

@@ -48,11 +48,19 @@ from gpuvirt.model.change.steps import (
 )
 from gpuvirt.model.reasons import Reason, Seen, nodeproblems, refusals
 from gpuvirt.model.reasons.reason import driver_link
+from gpuvirt.model.reasons.refusals import KERNEL_LOG
 
 NO_OVERRIDE = b"\n"
 """The content that clears an override. The kernel ignores an empty write."""
 UNSET = "(null)"
 """The kernel's text for a driver_override that is not set."""
+UNTRUSTED = ("Key was rejected by service", "Required key not available")
+"""The error texts of modprobe for a module without a signature that the kernel trusts (EKEYREJECTED, ENOKEY;
+Documentation/admin-guide/module-signing.rst)."""
+TRUST = (
+    "sign the module and enroll the key (mokutil --import KEY, then reboot), or install one that the distribution has"
+    " signed: with Secure Boot the kernel loads no other (mokutil --sb-state)"
+)
 NO_DEVICE = "No such device"
 """The error text of modprobe for a module that finds no free device (ENODEV), such as NVIDIA's."""
 
@@ -217,7 +225,8 @@ class _Taking(msgspec.Struct, frozen=True):
         try:
             self._take(step)
         except (OSError, ToolError, UnprovenError) as error:
-            raise RefusedError(refusals.failed(step.text, subject, what_failed(error))) from error
+            fix = TRUST if any(text in str(error) for text in UNTRUSTED) else KERNEL_LOG
+            raise RefusedError(refusals.failed(step.text, subject, what_failed(error), fix=fix)) from error
 
     def _take(self, step: DriverStep) -> None:
         match step:
