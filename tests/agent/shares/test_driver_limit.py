@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from subprocess import TimeoutExpired
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from gpuvirt.agent import metrics
 from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.agent.metrics import ShareFigures
 from gpuvirt.agent.shares.limitfiles import DriverLimits
-from gpuvirt.agent.shares.memoryuse import DriverLimited, DriverReader, MemoryFollower, find_program
+from gpuvirt.agent.shares.memoryuse import READ_S, DriverLimited, DriverReader, MemoryFollower, find_program
 from gpuvirt.facts.ids import PodUid
 from gpuvirt.facts.snapshot import Platform
 from gpuvirt.hardware.access.tools import Ended
@@ -226,13 +227,15 @@ def started(containers: Containers, pod: PodUid, name: str, cgroup: str) -> None
 class Program:
     """The program, which gives one answer."""
 
-    def __init__(self, answer: Ended | OSError) -> None:
+    def __init__(self, answer: Ended | Exception) -> None:
         self._answer = answer
         self.asked: list[Sequence[str]] = []
 
-    def run(self, command: Sequence[str], _timeout_s: float | None) -> Ended:
+    def run(self, command: Sequence[str], timeout_s: float | None) -> Ended:
+        assert timeout_s is not None
+        assert timeout_s < READ_S, "else a driver that hangs hides what the library reports"
         self.asked.append(list(command))
-        if isinstance(self._answer, OSError):
+        if isinstance(self._answer, Exception):
             raise self._answer
         return self._answer
 
@@ -256,12 +259,14 @@ def test_the_driver_is_asked_for_the_containers_that_run(containers: Containers)
     assert len(program.asked) == 1, "nothing is opened where nothing runs"
 
 
-@pytest.mark.parametrize("answer", [OSError(errno.ENOENT, "no chroot"), Ended(1, "", "older than 615")])
-def test_a_program_that_fails_tells_nothing(containers: Containers, answer: Ended | OSError) -> None:
+@pytest.mark.parametrize(
+    "answer", [OSError(errno.ENOENT, "no chroot"), Ended(1, "", "older than 615"), TimeoutExpired("memory-limit", 3)]
+)
+def test_a_program_that_fails_tells_nothing(containers: Containers, answer: Ended | Exception) -> None:
     started(containers, P, "a", "0::/a")
     found = Program(answer).read(containers, {(P, "a"): A})[P, "a"]
     assert isinstance(found, UnreadableUse)
-    assert re.search("no chroot|older than 615", found.why)
+    assert re.search("no chroot|older than 615|timed out", found.why)
 
 
 async def test_the_library_of_the_specs_is_asked(short_path: Path) -> None:

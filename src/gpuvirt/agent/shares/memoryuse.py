@@ -34,6 +34,8 @@ DriverLimited = Mapping[ContainerOfPod, GpuId]
 """The GPUs of the containers whose memory NVIDIA's driver limits."""
 READ_S = 5.0
 """The longest wait for a reading: a file system of a container may hang."""
+ASK_S = 3.0
+"""The longest wait for NVIDIA's driver, which may hang: what the library reports is known all the same."""
 SHOW_S = 60.0
 _PATH = (*REGION_FOLDER.strip("/").split("/"), REGION_FILE)
 
@@ -160,7 +162,7 @@ class DriverReader:
                 return {}
             program = self._find({limited[key] for key in asked})
             pairs = [text for key, group in asked.items() for text in (limited[key], group)]
-            done = run_checked(self._run, (*self._into, *program.command("get", *pairs)), READ_S)
+            done = run_checked(self._run, (*self._into, *program.command("get", *pairs)), ASK_S)
         except (OSError, ToolError, NoCdiDeviceError, AllocationRefusedError) as error:
             return dict.fromkeys(limited, UnreadableUse(str(error)))
         return driverlimit.used(list(asked), done.stdout)
