@@ -13,7 +13,7 @@ import msgspec
 from gpuvirt.errors import DamagedError, InvalidIdError
 from gpuvirt.facts.ids import parse_object_name
 from gpuvirt.kube.jsonpatch import Op, Operation, at
-from gpuvirt.kube.kinds.core import Volume
+from gpuvirt.kube.kinds.core import DEFAULT_SCHEDULER, Volume
 from gpuvirt.kube.kinds.podparts import Container as NewContainer
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.model.reasons.sharing import annotation_invalid
@@ -37,7 +37,6 @@ from gpuvirt.webhook.injectedparts import (
 from gpuvirt.webhook.injectionconfig import ClassSettings, InjectionConfig, InjectionProfile, MdevRule
 from gpuvirt.webhook.pod import ContainerList, Placed, Pod
 
-DEFAULT_SCHEDULER = "default-scheduler"
 _ENDING = ("Never", "OnFailure")
 """The restart policies of pods that end when their ordinary containers have ended."""
 

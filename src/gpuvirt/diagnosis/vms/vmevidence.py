@@ -12,7 +12,7 @@ from gpuvirt.diagnosis.evidence import IOMMUFD_RESOURCE, ClusterNode
 from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.facts.ids import NodeName, VgpuType
 from gpuvirt.kube.kinds import core
-from gpuvirt.kube.kinds.core import ENDED, Condition, Placement, Taint
+from gpuvirt.kube.kinds.core import DEFAULT_SCHEDULER, ENDED, Condition, Placement, Taint
 from gpuvirt.kube.kinds.gpunode import READY, Gpu, GpuNode, Offered, Status, Vgpu
 from gpuvirt.kube.kinds.kubevirt import Devices, Vm, Vmi
 from gpuvirt.model.allocation.launcherpods import user_texts
@@ -70,7 +70,7 @@ class PodSeen(msgspec.Struct, frozen=True):
     vm: str = ""
     """The VM, if the pod is a virt-launcher pod."""
     uid: str = ""
-    scheduler: str = "default-scheduler"
+    scheduler: str = DEFAULT_SCHEDULER
 
     @property
     def user(self) -> str:

@@ -8,7 +8,7 @@ from gpuvirt.diagnosis.findings import Finding, listed, of_reason, problem
 from gpuvirt.diagnosis.vms.vmevidence import OTHER_PROVIDERS, DeviceSeen, ObjectKind, PodSeen, VmEvidence
 from gpuvirt.diagnosis.vms.vmnodes import NodeFit, meant
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.kube.kinds.core import Condition, condition
+from gpuvirt.kube.kinds.core import DEFAULT_SCHEDULER, Condition, condition
 from gpuvirt.kube.kinds.kubevirt import Vm
 from gpuvirt.model.inventory.nearness import nearest
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, code_in
@@ -147,7 +147,7 @@ def _offered_nowhere(evidence: VmEvidence, verdicts: Sequence[NodeFit], seen: Se
 
 
 def _scheduler_fix(pod: PodSeen, message: str) -> Iterator[str]:
-    if not message and pod.scheduler not in {"default-scheduler", SCHEDULER}:
+    if not message and pod.scheduler not in {DEFAULT_SCHEDULER, SCHEDULER}:
         yield f"$.spec.schedulerName is {pod.scheduler!r}; gpuvirt's is {SCHEDULER}: create the pod again with that"
     for resource in ("memory", "cpu"):
         if f"Insufficient {resource}" in message:

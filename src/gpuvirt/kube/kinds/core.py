@@ -261,6 +261,10 @@ class SchedulingGate(msgspec.Struct, frozen=True, gc=False):
     name: str = ""
 
 
+DEFAULT_SCHEDULER = "default-scheduler"
+"""The scheduler of pods that name none."""
+
+
 class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """The node of a pod."""
 
@@ -270,7 +274,7 @@ class PodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 class WholePodSpec(PodSpec, frozen=True, gc=True, rename="camel"):
     """The node of a pod, the nodes that it can be scheduled on, the requests of its containers, and its volumes."""
 
-    scheduler_name: str = "default-scheduler"
+    scheduler_name: str = DEFAULT_SCHEDULER
     node_selector: dict[str, str] = {}
     tolerations: tuple[Toleration, ...] = ()
     containers: tuple[Container, ...] = ()
