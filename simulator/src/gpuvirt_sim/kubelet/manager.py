@@ -59,6 +59,13 @@ class Consumers(msgspec.Struct, frozen=True):
         return [device for devices in self.by_node.values() for device in devices]
 
 
+class KubeletPanicError(Exception):
+    """The kubelet has ended: it looks up the devices of an answer in the plugin's last list, and expects them there.
+
+    Seen with Kubernetes 1.36.3 (manager.go:923 allocateContainerResources); `allDevices` has pointers.
+    """
+
+
 class DeviceManager:
     """The device manager's resources and allocations."""
 
@@ -114,6 +121,8 @@ class DeviceManager:
         except Exception as error:
             raise AdmissionError(f"Allocate failed due to {_rpc_text(error)}, which is unexpected") from error
         nodes = self.resources[resource].numa_nodes
+        if gone := set(chosen) - nodes.keys():
+            raise KubeletPanicError(f"no list of {resource} has {', '.join(sorted(gone))}: nil pointer dereference")
         by_node: dict[str, list[str]] = {}
         for device in chosen:
             node = nodes.get(device)

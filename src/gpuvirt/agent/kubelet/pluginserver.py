@@ -1,9 +1,11 @@
 """The gRPC server of a device plugin: the five calls of the device plugin API, on its own socket."""
 
 import asyncio
+import itertools
 import logging
+import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -50,6 +52,11 @@ log = logging.getLogger(__name__)
 SERVICE = "v1beta1.DevicePlugin"
 STOP_GRACE_S = 0.2
 
+RECORDED_S = 10.0
+"""Within how long the kubelet has recorded an answer to Allocate."""
+READ_S = 0.5
+"""How long the kubelet may take to read a list that was just sent."""
+
 MOST_MESSAGE_BYTES = 16 << 20
 """A list of ten thousand devices has about 0.6 MB; the default limit of gRPC is 4 MiB."""
 
@@ -83,6 +90,15 @@ class PluginServer(ABC):
         self._ends: Signal | None = None
         self._ending = False
         self._silent = False
+        self._asked: dict[DeviceId, float] = {}
+        """The devices that the kubelet asks for, or has not recorded yet, until when they stay listed.
+
+        After an answer the kubelet looks its devices up in the last list, and where that lacks one, it ends with a nil
+        pointer (Kubernetes 1.36.3, manager.go: allocateContainerResources). So a device that leaves the list meanwhile
+        stays in it, unhealthy, and no other pod gets it.
+        """
+        self._sent: Mapping[str, pb.Device] = {}
+        """The devices of the list that was sent last."""
 
     @property
     @abstractmethod
@@ -112,12 +128,23 @@ class PluginServer(ABC):
     async def allocate(self, request: pb.AllocateRequest, call: PluginCall) -> pb.AllocateResponse:
         """Allocate devices to containers."""
         containers = wire.asked_for(request)
+        asked = frozenset(itertools.chain.from_iterable(containers))
+        late = self.streams > 0 and not self._sent.keys() >= asked
+        self._asked |= dict.fromkeys(asked, math.inf)
+        if late:  # the kubelet has chosen them from an earlier list
+            self.resend()
+        until_s = 0.0
         try:
             attachments = await self._allocator.allocate(AllocationRequest(self.resource, containers))
+            if late:
+                await self._clock.sleep(READ_S)
+            until_s = self._clock.monotonic_s() + RECORDED_S
         except AllocationRefusedError as error:
             unknown = error.reason.code in {ReasonCode.UNKNOWN_DEVICE, ReasonCode.UNKNOWN_RESOURCE}
             status = grpc.StatusCode.NOT_FOUND if unknown else grpc.StatusCode.FAILED_PRECONDITION
             await self.refuse(call, status, error.reason.text, reason=error.reason.code)
+        finally:
+            self._asked |= dict.fromkeys(asked, until_s)
         # Logging takes as long as reading a device again, and need not delay the answer to the kubelet.
         asyncio.get_running_loop().call_soon(self.log_allocated, containers)
         return wire.allocate_response(attachments)
@@ -244,6 +271,18 @@ class PluginServer(ABC):
             },
         )
 
+    def _list(self) -> tuple[pb.ListAndWatchResponse, float]:
+        """Return the list for the kubelet, with the devices that it asks for, and when time alone changes it."""
+        listed, now_s = self.listed(), self._clock.monotonic_s()
+        self._asked = {device: until_s for device, until_s in self._asked.items() if until_s > now_s}
+        sent = {device.ID: device for device in listed.devices}
+        left = {device: until_s for device, until_s in self._asked.items() if device not in sent}
+        for device in left:
+            topology = self._sent[device].topology if device in self._sent else None
+            sent[device] = pb.Device(ID=device, health=wire.UNHEALTHY, topology=topology)
+        self._sent = sent
+        return pb.ListAndWatchResponse(devices=sent.values()), min(left.values(), default=math.inf)
+
     async def _options(self, _request: pb.Empty, _call: PluginCall) -> pb.DevicePluginOptions:
         return self.options
 
@@ -254,8 +293,12 @@ class PluginServer(ABC):
         log.info("the kubelet watches the resource", extra={"resource": self.resource})
         try:
             while not self._ending:
-                yield self.listed()
-                await changed.wait()
+                answer, until_s = self._list()
+                yield answer
+                if until_s < math.inf:
+                    await changed.wait_for(self._clock, max(until_s - self._clock.monotonic_s(), 0))
+                else:
+                    await changed.wait()
         finally:
             self._watchers.discard(changed)
             self.streams -= 1
