@@ -145,6 +145,8 @@ class PluginServer(ABC):
             await self.refuse(call, status, error.reason.text, reason=error.reason.code)
         finally:
             self._asked |= dict.fromkeys(asked, until_s)
+            if self._sent.keys() - {device.ID for device in self.listed().devices}:
+                self.resend()  # from now on, time ends what is listed for this request alone
         # Logging takes as long as reading a device again, and need not delay the answer to the kubelet.
         asyncio.get_running_loop().call_soon(self.log_allocated, containers)
         return wire.allocate_response(attachments)
