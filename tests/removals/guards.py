@@ -46,6 +46,7 @@ TARGETS = (
     "hardware/vgpu",
     "agent/kubelet",
     "cli/changes",
+    "cli/podaccount.py",
     "cli/dropin",
     "cli/support/files.py",
     "model/allocation",
@@ -76,6 +77,7 @@ CLOSELY = (
     "agent/change",
     "agent/allocation",
     "cli/changes",
+    "cli/podaccount.py",
     "cli/support/files.py",
     "gpuvirt_schedules/commands/schedule.py",
 )

@@ -66,5 +66,4 @@ UNNOTICED: Mapping[str, str] = {
     "gpuvirt_schedules.hypervisors.libvirt.session: LibvirtSession.run: raise [in] except BackEndError": "What changes nothing is asked once more on a new connection then, whose answer counts; the guard saves the request.",
     "gpuvirt_schedules.hypervisors.vsphere.backend: _existing: raise [in] except BackEndError": "`vm_of` raises no BackEndError but that of a VM that does not exist.",
     "gpuvirt_schedules.hypervisors.vsphere.session: VsphereSession._connected: raise BackEndError(Problem.INCOMPLETE, 'the server is neither a vCenter nor an ESX host', is_ce…": "The login in the next line then fails with the same problem, in Python's words.",
-    "cli.changes.commandhost: _unfit: if reason.code in UNFIT [in] for reason in gpu.reasons": "Commands would also print why a GPU that a VM has is not offered; no step depends on it.",
 }
