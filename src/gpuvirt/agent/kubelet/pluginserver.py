@@ -145,7 +145,7 @@ class PluginServer(ABC):
             await self.refuse(call, status, error.reason.text, reason=error.reason.code)
         finally:
             self._asked |= dict.fromkeys(asked, until_s)
-            if self._sent.keys() - {device.ID for device in self.listed().devices}:
+            if any(device in self._sent and self._sent[device].health == wire.UNHEALTHY for device in asked):
                 self.resend()  # from now on, time ends what is listed for this request alone
         # Logging takes as long as reading a device again, and need not delay the answer to the kubelet.
         asyncio.get_running_loop().call_soon(self.log_allocated, containers)
@@ -282,8 +282,9 @@ class PluginServer(ABC):
         for device in left:
             topology = self._sent[device].topology if device in self._sent else None
             sent[device] = pb.Device(ID=device, health=wire.UNHEALTHY, topology=topology)
+            listed.devices.append(sent[device])
         self._sent = sent
-        return pb.ListAndWatchResponse(devices=sent.values()), min(left.values(), default=math.inf)
+        return listed, min(left.values(), default=math.inf)
 
     async def _options(self, _request: pb.Empty, _call: PluginCall) -> pb.DevicePluginOptions:
         return self.options

@@ -63,7 +63,7 @@ def too_many(
 
     `most_equal`: how many fit in equal-size mode, for a GPU in mixed-size mode.
     """
-    mode, instead = ("", "") if most_equal is None else (" in mixed-size mode", "")
+    mode, instead = "" if most_equal is None else " in mixed-size mode", ""
     if most_equal is not None and most_equal > most:
         instead = f"; or apply a vGPU config with `sizes: equal`: {most_equal} fit in equal-size mode"
     if added:
