@@ -13,7 +13,12 @@ FULL_SIZE = "GPUVIRT_FULL_SIZE_TESTS"
 
 def examples(most: int) -> int:
     """Return the number of examples, of at most `most`."""
-    return -(-most // 3) if os.environ.get(QUICK) else most  # noqa: TID251  a switch of the tests alone
+    return -(-most // 3) if is_quick() else most
+
+
+def is_quick() -> bool:
+    """Whether a user waits, or CI, which has time for a part of all."""
+    return bool(os.environ.get(QUICK))  # noqa: TID251  a switch of the tests alone
 
 
 def sized(full: int, in_ci: int) -> int:

@@ -6,12 +6,15 @@ time.
 """
 
 import logging
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
+from zlib import crc32
 
 import pytest
+from _pytest.python import CallSpec
 from lab.kernel.channel import Channel
 from lab.kernel.errors import NotBootedError
 from lab.kernel.guest import Guest, booted
@@ -20,14 +23,31 @@ from lab.kernel.kit import Flavour, prepare
 from gpuvirt.facts.ids import IommuGroup
 from gpuvirt.hardware.access.kernel import Kernel
 from tests.contract.hosts import LONG_S, Answer, Job, Vm
+from tests.thoroughness import is_quick
 
 log = logging.getLogger(__name__)
 
-GUESTS = [
-    pytest.param(name, marks=[pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")])
-    for name in ("guest", "guest612")
-]
+NAMES = ("guest", "guest612")
+GUESTS = [pytest.param(name, marks=[pytest.mark.ring("kernel"), pytest.mark.xdist_group("guest")]) for name in NAMES]
 """The real kernels by which the fixture `host` goes."""
+
+
+def elsewhere(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the tests that a quick run makes on the other kernel; the name of a test says on which one it is made."""
+    variants = defaultdict[str, dict[str, list[pytest.Item]]](lambda: defaultdict(list))
+    for item in items if is_quick() else ():
+        if isinstance(item, pytest.Function) and (host := _kernel_of(item)) is not None:
+            variants[f"{item.path.name}::{item.originalname}"][host].append(item)
+    for name, found in variants.items():
+        if len(found) == len(NAMES):
+            yield from found[NAMES[crc32(name.encode()) % len(NAMES)]]
+
+
+def _kernel_of(test: pytest.Function) -> str | None:
+    """Return the real kernel that a test runs on, None for others."""
+    chosen: CallSpec | None = getattr(test, "callspec", None)
+    host = chosen.params.get("host") if chosen is not None else None
+    return host if host in NAMES else None
 
 
 class GuestJob:

@@ -79,7 +79,7 @@ async def test_vgpus_stay_while_the_program_that_disables_their_vfs_is_missing(
     tools = SimTools(kernel, programs=programs)
     async with running_node(kernel, tmp_path, VGPU, tools=tools, watches_gpu_node=True, intervals=SLOW) as node:
         want(node, "passthrough")
-        await hours(node, 2)
+        await hours(node, 0.75)
         assert (vgpus(kernel), kernel.writes) == (vgpus_before, [])
         assert {note.code for note in notes(node)} == {ReasonCode.PREREQUISITE_MISSING}
         assert "needs sriov-manage" in notes(node)[0].text
@@ -104,7 +104,7 @@ async def test_vgpus_stay_where_the_driver_for_the_whole_gpu_cannot_be_loaded(
     tools = SimTools(kernel, modules)
     async with running_node(kernel, tmp_path, VGPU, tools=tools, watches_gpu_node=True, intervals=SLOW) as node:
         want(node, "passthrough")
-        await hours(node, 2)
+        await hours(node, 0.75)
         assert (vgpus(kernel), kernel.writes, tools.loaded) == (vgpus_before, [], [])
         assert {note.code for note in notes(node)} == {ReasonCode.PREREQUISITE_MISSING}
         assert "vfio-pci" in notes(node)[0].text
@@ -120,7 +120,7 @@ async def test_vgpus_stay_while_a_program_of_the_host_keeps_the_gpu_open(simulat
     job = kernel.start_process("python3", "/dev/nvidia0")
     async with running_node(kernel, tmp_path, VGPU, watches_gpu_node=True, intervals=SLOW) as node:
         want(node, "passthrough")
-        await hours(node, 2)
+        await hours(node, 0.75)
         stay = {vgpu for vgpu in vgpus_before if vgpu in vgpus(kernel)}
         assert len(stay) == 2, "the vGPUs of one GPU"
         assert writes(kernel)["remove"] == 2, "the vGPUs of the other GPU are removed"
