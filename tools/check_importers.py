@@ -17,7 +17,7 @@ MOST_LINES = 300
 CHECK = "one of the checks"
 APART: Mapping[str, str] = {
     "hardware/access/writer.py": "started by its path",
-    "agent/kubelet/proto/podresources_pb2.py": "generated",
+    **{f"agent/kubelet/proto/{name}_pb2.py": "generated" for name in ("dra", "pluginregistration", "podresources")},
     "diagnosis/checks/devices.py": CHECK,
     "diagnosis/checks/kata.py": CHECK,
     "diagnosis/checks/runtime.py": CHECK,

@@ -123,6 +123,7 @@ def generated() -> dict[Path, str]:
         CHART / "Chart.yaml": versioned(),
         CHART / "templates/agent-access.yaml": template("node.yaml", CONTROLLERS),
         CHART / "templates/shares-access.yaml": template("shares.yaml", (), ".Values.extender.enabled"),
+        CHART / "templates/claims-access.yaml": template("claims.yaml", (), ".Values.dra.enabled"),
         CHART / "templates/operand-access.yaml": template("operands.yaml", ()),
         CHART / "templates/discover.yaml": template(
             "discover.yaml", (), 'include "gpuvirt.discovers" .', OF_THE_DISCOVERER

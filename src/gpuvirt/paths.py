@@ -103,6 +103,16 @@ class KubeletPaths(msgspec.Struct, frozen=True):
         return self._whole / "plugins"
 
     @property
+    def claim_registry(self) -> Path:
+        """The same folder, in which gpuvirt registers as a DRA driver."""
+        return self.root / "plugins_registry"
+
+    @property
+    def claim_driver(self) -> Path:
+        """The folder of gpuvirt's own socket as a DRA driver."""
+        return self.root / "plugins" / "gpuvirt.io"
+
+    @property
     def pod_resources_socket(self) -> Path:
         """The socket of the pod-resources API."""
         return self.root / "pod-resources" / "kubelet.sock"

@@ -12,6 +12,8 @@ import yaml
 from lab.cluster import settings
 from lab.cluster.controlplane import ControlPlane
 
+from gpuvirt.agent.claims.preparing import Preparing
+from gpuvirt.agent.claims.publishing import Publishing
 from gpuvirt.agent.cluster.clusterside import ClusterSide
 from gpuvirt.agent.known.kubeletrecord import PodInquiry
 from gpuvirt.agent.shares.nodeshares import NodeShares
@@ -125,6 +127,8 @@ class Listener:
     node_counts: Cell[Mapping[ResourceName, Count]] | None = None
     pod_inquiry: PodInquiry = field(default_factory=PodInquiry)
     shares: NodeShares | None = None
+    preparing: Preparing | None = None
+    publishing: Publishing | None = None
     counted: Mapping[ResourceName, int] | None = None
     operands: OperandsObserved | None = None
     problems: dict[str, Reason] = field(default_factory=dict)

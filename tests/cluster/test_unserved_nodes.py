@@ -19,7 +19,7 @@ def test_a_disabled_node_does_not_count_until_it_is_enabled_again(node: LabNode,
         cluster.until_reported(f"True NoGPUNodes every node with GPUs is labelled {OPERANDS}=false: {NODE}")
         cluster.until_shown(["operands", "yes", "Off"])
         counts = ("get", "clusterpolicy", "cluster-policy", "-o", "jsonpath={.status.state} {.status.nodes}")
-        none = 'ready {"container":0,"invalid":0,"onDemand":0,"ready":0,"shared":0,"total":0'
+        none = 'ready {"claims":0,"container":0,"invalid":0,"onDemand":0,"ready":0,"shared":0,"total":0'
         assert node.kubectl(*counts).startswith(none)
         names = ("pods", ".items[*].metadata.name")
         node.until(lambda: cluster.get(*names) == "", lambda: cluster.get(*names))

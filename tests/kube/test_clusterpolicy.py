@@ -5,7 +5,8 @@ import pytest
 
 from gpuvirt.kube.kinds.clusterpolicy import ClusterPolicy, SpecFault, StoredPolicy, UpdateStrategy, read_policy
 from gpuvirt.kube.kinds.clusterpolicy import plain_spec as plain
-from gpuvirt.kube.kinds.vmoperands import SandboxMode, WorkloadConfig
+from gpuvirt.kube.kinds.vmoperands import SandboxMode
+from gpuvirt.model.desired.workload import Workload
 
 
 def stored(spec: object) -> StoredPolicy:
@@ -33,7 +34,7 @@ def test_a_spec_is_decoded_by_the_field_names_of_nvidias_operator() -> None:
         }
     ).spec
     assert spec.sandbox_workloads.enabled is True
-    assert spec.sandbox_workloads.default_workload is WorkloadConfig.VM_VGPU
+    assert spec.sandbox_workloads.default_workload is Workload.VGPU
     assert spec.sandbox_workloads.mode is SandboxMode.KUBEVIRT
     assert (spec.host_paths.root_fs, spec.host_paths.driver_install_dir) == ("/host", "/opt/driver")
     assert spec.host_paths.kubelet_root_dir == "/data/kubelet"
@@ -80,7 +81,7 @@ def test_unknown_fields_are_kept_and_ignored(spec: object) -> None:
         (
             {"sandboxWorkloads": {"defaultWorkload": "kata"}},
             "$.spec.sandboxWorkloads.defaultWorkload",
-            'expected one of: container, shared, vm-passthrough, vm-vgpu, on-demand; found text "kata"',
+            'expected one of: container, shared, vm-passthrough, vm-vgpu, on-demand, claims; found text "kata"',
         ),
         ({"daemonsets": {"labels": {"a": 1}}}, "$.spec.daemonsets.labels[...]", "expected text, found a whole number"),
         ([], "$.spec", "expected a mapping, found an empty list"),

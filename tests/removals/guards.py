@@ -53,6 +53,7 @@ TARGETS = (
     "model/offers",
     "agent/shares",
     "agent/ondemand",
+    "agent/claims",
     "gpuvirt_schedules/commands/schedule.py",
     "gpuvirt_schedules/decide",
     "gpuvirt_schedules/controller",

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import cache, partial
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -17,6 +18,8 @@ from gpuvirt.agent.change.allocationgate import AllocationGate
 from gpuvirt.agent.change.changehost import ChangeHost
 from gpuvirt.agent.change.gate.drainrequest import Membership
 from gpuvirt.agent.change.gate.gate import gate_at
+from gpuvirt.agent.claims.preparing import ClaimFiles, ClaimParts, Preparing
+from gpuvirt.agent.claims.publishing import Publishing
 from gpuvirt.agent.known.kubeletrecord import KubeletRecord, PodInquiry
 from gpuvirt.agent.known.state import NodeState
 from gpuvirt.agent.known.tenancykeeper import TenancyKeeper
@@ -111,6 +114,11 @@ class Agent:
             Operands(options.clock, options.intervals, self._wakes.operands) if options.terms.vgpus_only else None
         )
         self._account = PodAccount(self._state, kubelet.recorded, self._with_gpus)
+        claims = self._claim_parts()
+        self.preparing = Preparing(claims, ClaimFiles(*self._claim_folders)) if claims is not None else None
+        """Prepares claims; None for an agent that changes no GPUs."""
+        self.publishing = Publishing(claims, self._account) if claims is not None else None
+        """The GPUs for claims; None for an agent that changes no GPUs."""
         self.observations = self._observing()
         """The observations of the front ends and the watcher."""
 
@@ -152,6 +160,20 @@ class Agent:
             self.reports,
             self._publish,
         )
+
+    def _claim_parts(self) -> ClaimParts | None:
+        options = self._options
+        if options.change_host is None or options.terms.vgpus_only:
+            return None
+        existing, publish = self.allocators.existing, self._publish
+        return ClaimParts(self._state, options, options.change_host, existing, self._files.ledger, self.views, publish)
+
+    @property
+    def _claim_folders(self) -> tuple[Path, Path]:
+        """The folders of CDI specs, and of what containers with claims get; both have the same paths on the host."""
+        options = self._options
+        specs = options.cdi_folder or options.ledger.parent
+        return specs, (options.state_file.parent if options.state_file is not None else specs) / "claims"
 
     def _observing(self) -> Observations:
         on_demand = self.allocators.on_demand
@@ -217,6 +239,11 @@ class Agent:
     def host_observed(self) -> bool:
         """Whether the host was observed yet and the view shows it."""
         return self.views.get().host_observed
+
+    @property
+    def run_id(self) -> str:
+        """The random number of this agent's process."""
+        return self._state.terms.run_id
 
     @property
     def pod_inquiry(self) -> PodInquiry:

@@ -19,6 +19,7 @@ from gpuvirt.agent.change.gate.agentlock import only_agent
 from gpuvirt.agent.known import nokubelet, snapshot
 from gpuvirt.agent.known.kubeletrecord import KubeletRecord, PodInquiry
 from gpuvirt.agent.kubelet.accountwatch import AccountWatch
+from gpuvirt.agent.kubelet.claimdriver import ClaimDriver
 from gpuvirt.agent.kubelet.plugins import Plugins
 from gpuvirt.agent.kubelet.recordedallocations import PodFolder, RecordedAllocations
 from gpuvirt.agent.kubelet.units import RecordedUnits, UnitOffer
@@ -179,6 +180,9 @@ def _start_plugins(group: asyncio.TaskGroup, agent: Agent, options: NodeOptions)
             group.create_task(keep_going("memory of shares", follow, options.clock))
         offers.append(UnitOffer(dependencies, options.kubelet, options.intervals, agent.reports.registration))
     group.create_task(_offer(offers, options))
+    if (preparing := agent.preparing) is not None:
+        claims = ClaimDriver(agent, preparing, options.kubelet, options.clock, agent.run_id)
+        group.create_task(keep_going("claims", claims.run, options.clock))
     return plugins.resend
 
 

@@ -55,15 +55,25 @@ PLUGIN, VALIDATOR, VFIO, VGPU_DEVICE_MANAGER_COMPONENT = (
     "vfio-manager",
     "vgpu-device-manager",
 )
-SHARED_GPUS, ON_DEMAND_VGPUS = "shared-gpus", "on-demand-vgpus"
+SHARED_GPUS, ON_DEMAND_VGPUS, CLAIMED_GPUS = "shared-gpus", "on-demand-vgpus", "claimed-gpus"
 CHANGERS: Mapping[str, str] = {
     Workload.PASSTHROUGH: VFIO,
     Workload.VGPU: VGPU_DEVICE_MANAGER_COMPONENT,
     Workload.SHARED: SHARED_GPUS,
     Workload.ON_DEMAND: ON_DEMAND_VGPUS,
+    Workload.CLAIMS: CLAIMED_GPUS,
 }
 """The component that stands for the agent's changes of GPUs, by workload."""
 _AGENT_WORKLOADS = CHANGERS.keys()
+_OPERANDS_OF = (
+    (Workload.VGPU, (VGPU_DEVICE_MANAGER,)),
+    (Workload.PASSTHROUGH, (VFIO_MANAGER,)),
+    (Workload.CONTAINER, (DRIVER,)),
+    (Workload.SHARED, (AGENT, TOOLKIT)),
+    (Workload.ON_DEMAND, (AGENT, VGPU_DRIVER)),
+    (Workload.CLAIMS, (AGENT,)),
+)
+"""The operands that no workload before this one has."""
 PODS: Mapping[str, str] = {
     OperandName.VGPU_MANAGER: "vgpu-manager",
     OperandName.MPS: "mps-daemon",
@@ -165,23 +175,16 @@ def _detail(reason: Reason) -> str:
 def _workload(labels: Mapping[str, str]) -> str:
     """Return the workload that a node's operands serve now; a changed label may not have taken effect yet."""
     deploys = {key for key, value in labels.items() if key.startswith(DEPLOY) and value != "false"}
-    if deploy_label(VGPU_DEVICE_MANAGER) in deploys:
-        return str(Workload.VGPU)
-    if deploy_label(VFIO_MANAGER) in deploys:
-        return str(Workload.PASSTHROUGH)
-    if deploy_label(DRIVER) in deploys:
-        return str(Workload.CONTAINER)
-    if {deploy_label(AGENT), deploy_label(TOOLKIT)} <= deploys:
-        return str(Workload.SHARED)
-    if {deploy_label(AGENT), deploy_label(VGPU_DRIVER)} <= deploys:
-        return str(Workload.ON_DEMAND)
+    for workload, operands in _OPERANDS_OF:
+        if deploys.issuperset(map(deploy_label, operands)):
+            return str(workload)
     return labels.get(WORKLOAD_LABEL, "-")
 
 
 def _agent_rows(node: Node, workload: str, gpu_node: GpuNode | None, problem: Reason | None) -> Iterator[Row]:
     name, status = node.metadata.name, gpu_node.status if gpu_node is not None else None
     changer = CHANGERS[workload]
-    checks = () if workload == Workload.SHARED else (VALIDATOR,)
+    checks = () if workload in {Workload.SHARED, Workload.CLAIMS} else (VALIDATOR,)
     if status is None or problem is not None:
         # The report of an agent that no longer runs may be outdated.
         state = str(problem.code) if problem is not None else "NotReported"

@@ -29,6 +29,7 @@ ResourceName = NewType("ResourceName", str)
 BootId = NewType("BootId", str)
 """`/proc/sys/kernel/random/boot_id`: a new id means that the host has rebooted."""
 
+ClaimUid = NewType("ClaimUid", str)
 PodUid = NewType("PodUid", str)
 
 NodeName = NewType("NodeName", str)

@@ -160,6 +160,8 @@ SETS = {
         "cc-manager",
         CLIENT,
     ),
+    # No operand needs to know in which shape a claim has a GPU: the agent binds it.
+    Workload.CLAIMS: (AGENT, CLIENT),
 }
 """The operands on the nodes of each workload, as `deploy_label` takes them."""
 ALL = frozenset(deploy_label(name) for names in SETS.values() for name in names) | {

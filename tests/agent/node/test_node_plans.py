@@ -61,6 +61,8 @@ def carried(node: SimNode) -> dict[PciAddress, Counter[str]]:
     return {gpu.address: Counter(profile_name(vgpu.type) for vgpu in gpu.vgpus) for gpu in node.view.gpus}
 
 
+LEFT_ALONE = {DesiredMode.UNMANAGED, DesiredMode.CONTAINER, DesiredMode.CLAIMS}
+"""The modes that take no GPU from a driver for containers by themselves."""
 NOT_KNOWN = {
     ("2xA10-vgpu", "A10-4Q"): MIXED_MODE,
     ("2xA10", "A10-4Q"): BY_CATALOG,
@@ -196,4 +198,4 @@ async def test_pods_with_shares_are_in_the_way_where_the_agent_waits_for_them(
         if waits:
             assert (shown.changes, shown.fits, shown.vgpus_then) == (False, {}, {})
             assert planned.is_refused
-        assert waits or mode in {DesiredMode.UNMANAGED, DesiredMode.CONTAINER} or (host, mode) == ("4xT4", "on-demand")
+        assert waits or mode in LEFT_ALONE or (host, mode) == ("4xT4", "on-demand")

@@ -29,6 +29,7 @@ ELSEWHERE = {
         "kubevirt",
         "clusterPolicy",
         "gpuCluster",
+        "dra",
         "extender",
         "networkPolicy",
         "operator",

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from gpuvirt.facts.ids import NodeName, PciAddress, VgpuType
-from gpuvirt.model.dra.pool import Shape, ShapedGpu, Size, pool_of
-from gpuvirt.model.dra.slices import MOST_DEVICES, MOST_SETS, slices_of
+from gpuvirt.model.allocation.claims import Shape
+from gpuvirt.model.dra.pool import ShapedGpu, Size, pool_of
+from gpuvirt.model.dra.slices import MOST_DEVICES, MOST_SETS, content_of, slices_of
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt_sim.archives.export import export
 from tests.cli.commandline import ran
@@ -89,7 +90,7 @@ def test_a_list_of_modules_that_can_not_be_read_is_no_host_without_a_driver(tmp_
 def test_without_dry_run_nothing_is_published(tmp_path: Path) -> None:
     done = ran("slices", environment={"GPUVIRT_HOST_ROOT": str(tmp_path)})
     assert (done.returncode, done.stdout) == (2, "")
-    assert "expected --dry-run: this version publishes no slices" in done.stderr
+    assert "expected --dry-run: the agent publishes slices" in done.stderr
 
 
 @pytest.mark.parametrize(("gpus", "sizes", "counters", "parts"), [(8, 0, 1, 1), (16, 8, 2, 3), (16, 20, 2, 6)])
@@ -98,7 +99,7 @@ def test_large_hosts_stay_within_the_limits_of_a_slice(gpus: int, sizes: int, co
     shapes = (Shape.PASSTHROUGH, Shape.VGPU) if sizes else (Shape.CONTAINER, Shape.PASSTHROUGH)
     addresses = [PciAddress(f"0000:{bus:02x}:00.0") for bus in range(gpus)]
     pool = pool_of([ShapedGpu(address, UnitId(address), shapes, types) for address in addresses])
-    found = slices_of(pool, NodeName("node01"), 3)
+    found = slices_of(content_of(pool), NodeName("node01"), 3)
     with_counters = [part for part in found if "sharedCounters" in str(part)]
     assert (len(with_counters), len(found) - len(with_counters)) == (counters, parts)
     assert found[: len(with_counters)] == with_counters, "devices that consume them come later"

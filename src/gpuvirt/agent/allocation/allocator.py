@@ -293,7 +293,7 @@ class Allocator:
 
     def _snapshot(self, resource: ResourceName) -> _Snapshot:
         """Return the state of this moment; raise AllocationRefusedError if the resource is not offered."""
-        inventory, offer = self._state.inventory, self._state.memory.offers.by_resource.get(resource)
+        inventory, offer = self._state.inventory, self._state.memory.offers.of(resource)
         if inventory is None or offer is None:
             raise AllocationRefusedError(notoffered.unknown_resource(resource))
         if (withholding := withholdings(self._state.memory.desired.spec).get(resource)) is not None:

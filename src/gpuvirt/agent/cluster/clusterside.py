@@ -3,12 +3,15 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from random import Random
 from typing import TypeVar
 
 import msgspec
 
+from gpuvirt.agent.claims.publishing import Publishing
 from gpuvirt.agent.cluster import nodelabels
+from gpuvirt.agent.cluster.claimslices import SliceKeeper, read_claim
 from gpuvirt.agent.cluster.gpunode import GpuNodeKeeper, SpecListener, observe_gpu_node, observe_no_spec
 from gpuvirt.agent.cluster.keeping import SPREAD_S, KeeperDependencies, ObservedObject, ReportOutcome
 from gpuvirt.agent.cluster.nodeagent import NodeAgent
@@ -25,6 +28,7 @@ from gpuvirt.kube.client import Client, PatchType
 from gpuvirt.kube.failures import ApiError, ForbiddenError, NotFoundError, UnauthorizedError
 from gpuvirt.kube.kinds.core import ENDED, STATIC_POD, ConfigMap, Container, Node, Pod, WholePod
 from gpuvirt.kube.kinds.gpunode import GPU_NODES, GpuNode
+from gpuvirt.kube.kinds.resourceclaims import slices_on
 from gpuvirt.kube.labels import AGENT, PAUSED_FOR_VGPUS, VALIDATOR, DesiredLabels, deploy_label, driver_upgrade_in
 from gpuvirt.kube.objects import ObjectKey
 from gpuvirt.kube.reflector import Reflector, Waits
@@ -245,6 +249,7 @@ class _Run:
         self._labels: Mapping[str, str] | None = None
         self._pods: tuple[Pod, ...] | None = None
         self._types = VgpuTypes(self._dependencies, agent.views)
+        self._slices: SliceKeeper | None = None
         self._noted = Signal()
         """Set when the node was observed."""
 
@@ -263,6 +268,9 @@ class _Run:
         if side.gpu_nodes:
             self._keep_gpu_node()
         self._follow_pods(agent.shares)
+        if agent.preparing is not None and agent.publishing is not None and not side.labels_only:
+            agent.preparing.read = partial(read_claim, self._dependencies.client)
+            self._publish(agent.publishing)
         if not side.labels_only:
             report = self._reporter("pods of the node", "to list the pods of its node")
             self._start("pods of the node", lambda: answer_inquiry(agent.pod_inquiry, self._dependencies, report))
@@ -277,6 +285,8 @@ class _Run:
         def observe(delta: Delta[Node]) -> None:
             node = delta.objects.get(key)
             self._labels = node.metadata.labels if node is not None else None
+            if node is not None and self._slices is not None:
+                self._slices.observe_node(node.metadata.uid)
             if node is not None:
                 self._types.observe_node(node.metadata)
                 self._noted.set()
@@ -353,6 +363,22 @@ class _Run:
             while not (self._types.in_use or (shares is not None and shares.in_use)):
                 await self._noted.wait()
 
+    def _publish(self, publishing: Publishing) -> None:
+        """Publish GPUs for claims from the first time that the node has some."""
+        self._slices = keeper = SliceKeeper(self._dependencies, publishing)
+        reflector = self._reflector(slices_on(self._dependencies.node))
+        report = self._reporter("claims", "to publish GPUs for claims (DRA)")
+        problem = partial(self._agent.reports.problem, "claims published")
+        self._start("slices", lambda: self._once_in_use(publishing, lambda: reflector.run(keeper.observe, report)))
+        self._start("claims", lambda: self._once_in_use(publishing, lambda: keeper.run(report, problem)))
+
+    async def _once_in_use(self, publishing: Publishing, run: Callable[[], Awaitable[None]]) -> None:
+        changed = Signal()
+        with self._agent.views.notifying(changed):
+            while not publishing.in_use:
+                await changed.wait()
+        await run()
+
     def _keep_shares(self, shares: NodeShares) -> Callable[[Delta[RequestingPod]], None]:
         """Keep the annotations of pods with shares, and write events; return what takes the node's pods."""
         keeper = PodShareKeeper(self._dependencies, shares)
@@ -418,7 +444,8 @@ def problem_of(error: ApiError | None, what: str) -> Reason | None:
             "the API server",
             f"does not permit the agent {what}; the agent tries again and changes nothing until then",
             (Seen("", str(error)),),
-            "give the agent's service account the roles of deploy/node.yaml",
+            "give the agent's service account the roles of deploy/node.yaml, and for claims (DRA) those of"
+            " deploy/claims.yaml (chart: dra.enabled)",
         )
     return nodeproblems.not_answered(
         "the API server",

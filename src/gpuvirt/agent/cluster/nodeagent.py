@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Protocol
 
+from gpuvirt.agent.claims.preparing import Preparing
+from gpuvirt.agent.claims.publishing import Publishing
 from gpuvirt.agent.known.kubeletrecord import PodInquiry
 from gpuvirt.agent.shares.nodeshares import NodeShares
 from gpuvirt.facts.ids import PodUid, ResourceName
@@ -97,6 +99,16 @@ class NodeAgent(Protocol):
     @property
     def pod_inquiry(self) -> PodInquiry:
         """The question for the pods of the node, asked while the kubelet's record may be incomplete."""
+        ...
+
+    @property
+    def preparing(self) -> Preparing | None:
+        """Prepares claims; None for an agent that changes no GPUs."""
+        ...
+
+    @property
+    def publishing(self) -> Publishing | None:
+        """The GPUs for claims; None for an agent that changes no GPUs."""
         ...
 
     @property

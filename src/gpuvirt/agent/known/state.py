@@ -21,6 +21,7 @@ from gpuvirt.facts.pci import Unread
 from gpuvirt.facts.snapshot import Facts, with_vgpu, with_vgpu_host
 from gpuvirt.facts.vgpu import LiveVgpu, SmiReport, VgpuHost
 from gpuvirt.model.allocation.allocateddevices import known_devices
+from gpuvirt.model.allocation.claims import Claim
 from gpuvirt.model.allocation.containerstarts import had
 from gpuvirt.model.allocation.ledger import Entry, KubeletAccount, Ledger, SettledAt, settle_admissions
 from gpuvirt.model.allocation.nodeledger import NodeLedger, node_ledger
@@ -242,6 +243,14 @@ class NodeState:
     def record_allocation(self, entries: tuple[Entry, ...]) -> None:
         """Record all allocations, the newest included."""
         self.picture = replace(self.picture, ledger=replace(self.ledger, entries=entries))
+
+    def record_claims(self, claims: tuple[Claim, ...]) -> None:
+        """Record the claims that have, or wait for, GPUs of this node."""
+        self.picture = replace(self.picture, ledger=replace(self.ledger, claims=claims))
+
+    def record_published(self, gpus: frozenset[PciAddress]) -> None:
+        """Record the GPUs of which a ResourceSlice may have a device."""
+        self.picture = replace(self.picture, ledger=replace(self.ledger, published=gpus))
 
     def settle_admissions(
         self, at_s: SettledAt, resource: ResourceName, devices: AbstractSet[DeviceId] | None = None

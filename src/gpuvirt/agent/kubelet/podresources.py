@@ -14,6 +14,7 @@ from gpuvirt.clock import Clock
 from gpuvirt.errors import GpuvirtError
 from gpuvirt.facts.ids import DeviceId, ResourceName
 from gpuvirt.model.allocation.allocations import Consumers
+from gpuvirt.model.allocation.claims import accounted
 from gpuvirt.model.allocation.ledger import Consumer
 
 SERVICE = "v1.PodResourcesLister"
@@ -76,7 +77,7 @@ def _ids(container: pb.ContainerResources) -> Iterator[tuple[ResourceName, Devic
             yield ResourceName(devices.resource_name), DeviceId(device)
     for claim in container.dynamic_resources:
         for claimed in claim.claim_resources:
-            yield ResourceName(claimed.driver_name), DeviceId(claimed.device_name)
+            yield ResourceName(claimed.driver_name), accounted(claimed.driver_name, claimed.device_name)
 
 
 def _devices(answer: bytes) -> Devices:

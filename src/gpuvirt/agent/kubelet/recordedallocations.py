@@ -31,6 +31,7 @@ from gpuvirt.facts.ids import BootId, DeviceId, PodUid, ResourceName
 from gpuvirt.facts.nodes import ReadNode, unread_node
 from gpuvirt.model.allocation import recordhistory
 from gpuvirt.model.allocation.allocations import Consumers, Recorded, Unknown
+from gpuvirt.model.allocation.claims import DRIVER, accounted
 from gpuvirt.model.allocation.ledger import Consumer, OfSeveral
 from gpuvirt.model.allocation.recordhistory import (
     NamedDevice,
@@ -114,8 +115,10 @@ def _devices(claim: _Claim) -> Iterator[ClaimedDevice]:
     unnamed = (_Device(f"claim {claim.namespace}/{claim.claim_name}"),)
     for uid in claim.pod_uids:
         for driver, state in states.items():
-            for device in state.devices or unnamed:
-                yield (ResourceName(driver), DeviceId(device.device_name)), Consumer(pod_uid=PodUid(uid))
+            # A claim of gpuvirt's without devices is being prepared: the ledger has what it may have got.
+            for device in state.devices or (unnamed if driver != DRIVER else ()):
+                key = ResourceName(driver), accounted(driver, device.device_name)
+                yield key, Consumer(pod_uid=PodUid(uid))
 
 
 def read_claims(paths: KubeletPaths) -> tuple[ClaimedDevice, ...]:

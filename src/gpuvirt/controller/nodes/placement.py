@@ -34,6 +34,7 @@ TO_LEAVE = {
     Workload.PASSTHROUGH: frozenset({Mode.VGPU, Mode.UNKNOWN}),
     Workload.VGPU: frozenset[Mode](),
     Workload.ON_DEMAND: frozenset[Mode](),
+    Workload.CLAIMS: frozenset({Mode.VGPU, Mode.UNKNOWN}),
 }
 """Modes that a node's GPUs must have left before the operands of a workload replace others.
 
@@ -148,7 +149,8 @@ def leaving(
         or gpu_node.status is None
         or any(condition.type == READY and condition.status == "Unknown" for condition in gpu_node.status.conditions)
     ):
-        is_agents = placement.workload in {Workload.PASSTHROUGH, Workload.SHARED} or labels.get(NODE_LABEL) == "true"
+        of_agents = {Workload.PASSTHROUGH, Workload.SHARED, Workload.CLAIMS}
+        is_agents = placement.workload in of_agents or labels.get(NODE_LABEL) == "true"
         runs_driver = "true" in {labels.get(deploy_label(VGPU_DRIVER)), labels.get(VGPU_DRIVER_LABEL)}
         unknown = placement.workload not in WITH_VGPU_DRIVER and is_agents and runs_driver
         return replace(placement, leaving=(NOT_REPORTED,), leaves_vgpus=True) if unknown else placement

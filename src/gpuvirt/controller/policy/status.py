@@ -185,6 +185,7 @@ def _counts(nodes: Sequence[NodeVerdict], invalid: Sequence[InvalidValue]) -> No
         vm_vgpu=of(Workload.VGPU),
         shared=of(Workload.SHARED),
         on_demand=of(Workload.ON_DEMAND),
+        claims=of(Workload.CLAIMS),
         ready=sum(node.against is None for node in nodes),
         invalid=len({value.node for value in invalid if value.node}),
     )

@@ -192,6 +192,7 @@ class NodeCounts(Part, frozen=True, kw_only=True):
     vm_vgpu: Annotated[int, Meta(description="Nodes whose GPUs are for VMs, as vGPUs.")] = 0
     shared: Annotated[int, Meta(description="Nodes whose GPUs are offered to pods in units.")] = 0
     on_demand: Annotated[int, Meta(description="Nodes whose GPUs are for VMs, as vGPUs that pods get on demand.")] = 0
+    claims: Annotated[int, Meta(description="Nodes whose GPUs are given to claims (DRA).")] = 0
     ready: Annotated[int, Meta(description="Nodes on which the desired state has been reached.")] = 0
     invalid: Annotated[int, Meta(description="Nodes with invalid desired state, which changes nothing.")] = 0
 

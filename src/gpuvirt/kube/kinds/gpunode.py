@@ -161,7 +161,7 @@ class Spec(Part, frozen=True, kw_only=True):
             description="The mode of all GPUs of the node. unmanaged: gpuvirt changes nothing. passthrough: whole GPUs"
             " for VMs. vgpu: vGPUs for VMs. container: GPUs on their native driver, for containers. shared: on their"
             " native driver, and offered to pods in units. on-demand: a vGPU is created when the kubelet allocates one"
-            " to a pod, and removed when the pod has ended."
+            " to a pod, and removed when the pod has ended. claims: GPUs are given to claims (DRA)."
         ),
     ] = DesiredMode.UNMANAGED
     vgpu_config: Annotated[

@@ -18,16 +18,7 @@ from gpuvirt.kube.kinds.operandparts import (
 from gpuvirt.kube.kinds.parts import Part
 from gpuvirt.model.desired.settings import Enforcement, IdleCount, OnDemandNames, Settings, VfioNodes
 from gpuvirt.model.desired.vgpuconfig import Sizes
-
-
-class WorkloadConfig(StrEnum):
-    """The workload that a node's GPUs are for."""
-
-    CONTAINER = "container"
-    SHARED = "shared"
-    VM_PASSTHROUGH = "vm-passthrough"
-    VM_VGPU = "vm-vgpu"
-    ON_DEMAND = "on-demand"
+from gpuvirt.model.desired.workload import Workload
 
 
 class SandboxMode(StrEnum):
@@ -52,7 +43,7 @@ class SandboxWorkloads(Part, frozen=True, kw_only=True):
         bool | None, Meta(description="Whether nodes can be for VMs. If false, all nodes are for containers.")
     ] = None
     default_workload: Annotated[
-        WorkloadConfig | None,
+        Workload | None,
         Meta(description="The workload of nodes without the label nvidia.com/gpu.workload.config. Default: container."),
     ] = None
     mode: Annotated[

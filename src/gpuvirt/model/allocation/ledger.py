@@ -24,8 +24,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PodUid, ResourceName, VgpuType
+from gpuvirt.facts.ids import BootId, DeviceId, IommuGroup, PciAddress, PodUid, ResourceName, VgpuType
 from gpuvirt.facts.pci import Unread
+from gpuvirt.model.allocation.claims import DRIVER, Claim
 from gpuvirt.model.allocation.launcherpods import vm_of
 from gpuvirt.model.allocation.ondemandids import is_on_demand_id, vgpus_in
 from gpuvirt.model.allocation.pluginanswers import PluginAnswer, vfio_ids
@@ -187,6 +188,8 @@ class Entry(msgspec.Struct, frozen=True):
             return False
         if self.consumer is not None:
             return account.at_s < self.allocated_s
+        if self.resource == DRIVER:  # the evidence is of admissions, and claims are prepared after these
+            return True
         settled_s = self.settled_s if isinstance(self.settled_s, float) else inf
         return self.allocated_s >= account.settled_s and account.at_s < settled_s
 
@@ -215,6 +218,10 @@ class Ledger(msgspec.Struct, frozen=True):
     """The boot of which `tenancy.json` has the tenants; unset while that file could not be written."""
     type_names_of: str | UnsetType = UNSET
     """The version of the driver that has these `type_names`; not set if an older version has written the ledger."""
+    claims: tuple[Claim, ...] | UnsetType = UNSET
+    """The claims that have, or wait for, GPUs of this node; unset for none."""
+    published: tuple[PciAddress, ...] | UnsetType = UNSET
+    """The GPUs of which a ResourceSlice may have a device, so that no device plugin offers them; unset for none."""
 
     @property
     def names(self) -> TypeNames:

@@ -6,8 +6,9 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from gpuvirt.facts.ids import BootId, PodUid, ResourceName
+from gpuvirt.facts.ids import BootId, PciAddress, PodUid, ResourceName
 from gpuvirt.facts.snapshot import Facts
+from gpuvirt.model.allocation.claims import DRIVER, Claim
 from gpuvirt.model.allocation.ledger import (
     Entry,
     Known,
@@ -51,6 +52,10 @@ class NodeLedger(msgspec.Struct, frozen=True):
     host_observed: bool = False
     tenancies_of: BootId | None = None
     """The boot whose tenants have a file of their own."""
+    claims: tuple[Claim, ...] = ()
+    """The claims that have, or wait for, GPUs of this node."""
+    published: frozenset[PciAddress] = frozenset()
+    """The GPUs of which a ResourceSlice may have a device."""
 
     @property
     def resources(self) -> frozenset[ResourceName]:
@@ -74,6 +79,8 @@ class NodeLedger(msgspec.Struct, frozen=True):
             self.rules.without_gpus or UNSET,
             self.tenancies_of or UNSET,
             self.type_names.driver or UNSET,
+            self.claims or UNSET,
+            tuple(sorted(self.published)) or UNSET,
         )
 
     def with_type_names(self, facts: Facts) -> "NodeLedger":
@@ -103,7 +110,8 @@ class NodeLedger(msgspec.Struct, frozen=True):
         entries = settle(entries, account)
         if self.host_observed:
             entries = adopt(entries, account, self.known, self.rules)
-        return replace(self, entries=entries, account=account or self.account)
+        claims = _with_gpus(self.claims, entries) if self.claims else self.claims
+        return replace(self, entries=entries, account=account or self.account, claims=claims)
 
     def with_names(self, names: OfferedNames) -> "NodeLedger":
         """Return the ledger with these names. The rules stay the same object while the resources do."""
@@ -111,7 +119,19 @@ class NodeLedger(msgspec.Struct, frozen=True):
         return replace(self, first_names=names.first_names, rules=rules)
 
 
+def _with_gpus(claims: tuple[Claim, ...], entries: tuple[Entry, ...]) -> tuple[Claim, ...]:
+    """Return the claims without those that had GPUs and have none by two accounts of the kubelet, which forgot them."""
+    given = {entry.target.gpu for entry in entries if entry.resource == DRIVER}
+    kept = tuple(
+        claim for claim in claims if claim.prepared_in is UNSET or any(claimed.gpu in given for claimed in claim.gpus)
+    )
+    return kept if len(kept) < len(claims) else claims
+
+
 def node_ledger(stored: Ledger, without_gpus: tuple[str, ...] = ()) -> NodeLedger:
     """Return the ledger of a node as it was stored; `without_gpus` are resources of other plugins that are no GPUs."""
     rules = ResourceRules(frozenset(stored.resources), without_gpus)
-    return NodeLedger(stored.entries, stored.first_names, rules, stored.names, stored.boot_id)
+    claims = stored.claims if isinstance(stored.claims, tuple) else ()
+    published = frozenset(stored.published) if isinstance(stored.published, tuple) else frozenset()
+    ledger = NodeLedger(stored.entries, stored.first_names, rules, stored.names, stored.boot_id)
+    return replace(ledger, claims=claims, published=published)

@@ -22,6 +22,9 @@ class DesiredMode(StrEnum):
     ON_DEMAND = "on-demand"
     """On the driver that creates vGPUs; a vGPU is created when a pod requests its type, and removed when it ends."""
 
+    CLAIMS = "claims"
+    """Given to claims (DRA) in the shape that each asks for, and offered by no device plugin."""
+
 
 FOR_CONTAINERS = (DesiredMode.CONTAINER, DesiredMode.SHARED)
 """The modes in which containers use a GPU by its native driver. They need no IOMMU, and may be mixed on one node."""

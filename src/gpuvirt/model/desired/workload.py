@@ -1,7 +1,7 @@
 """The workload of a node, by its label, and the modes of its GPUs that follow from it.
 
-Source: NVIDIA's operator, which has the same label `nvidia.com/gpu.workload.config` and the same values but `shared`
-and `on-demand`.
+Source: NVIDIA's operator, which has the same label `nvidia.com/gpu.workload.config` and the same values but `shared`,
+`on-demand` and `claims`.
 For an invalid value NVIDIA's operator uses its default, and reports that only in its log. gpuvirt keeps the modes, and
 the GpuNode has the reason.
 """
@@ -29,6 +29,7 @@ class Workload(StrEnum):
     PASSTHROUGH = "vm-passthrough"
     VGPU = "vm-vgpu"
     ON_DEMAND = "on-demand"
+    CLAIMS = "claims"
 
 
 MODES = {
@@ -37,6 +38,7 @@ MODES = {
     Workload.PASSTHROUGH: DesiredMode.PASSTHROUGH,
     Workload.VGPU: DesiredMode.VGPU,
     Workload.ON_DEMAND: DesiredMode.ON_DEMAND,
+    Workload.CLAIMS: DesiredMode.CLAIMS,
 }
 
 

@@ -10,27 +10,13 @@ the default gates choose; from 1.38 on the stable allocator does the same.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from enum import StrEnum
 
 import msgspec
 
 from gpuvirt.facts.ids import PciAddress, VgpuType
+from gpuvirt.model.allocation.claims import Shape, device_name, label_of
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.shares.demand import WHOLE, Units
-
-DRIVER = "gpuvirt.io"
-
-
-class Shape(StrEnum):
-    """The form in which a claim gets a GPU, or a part of it."""
-
-    CONTAINER = "container"
-    """A whole GPU on its native driver."""
-    PASSTHROUGH = "passthrough"
-    """A whole GPU on a VFIO driver, for a VM."""
-    VGPU = "vgpu"
-    SHARED = "shared"
-    """Thousandths of a GPU on its native driver."""
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -57,6 +43,18 @@ class ShapedGpu(msgspec.Struct, frozen=True):
     def variants(self) -> int:
         """How many devices stand for the GPU."""
         return sum(len(self.sizes) if shape is Shape.VGPU else 1 for shape in self.shapes)
+
+
+class Withheld(msgspec.Struct, frozen=True):
+    """Why claims can't get a GPU in a shape that its host's driver allows."""
+
+    gpu: PciAddress
+    shape: Shape
+    why: str
+
+
+Shapes = tuple[tuple[ShapedGpu, ...], tuple[Withheld, ...]]
+"""The GPUs that have shapes, and the shapes that GPUs lack."""
 
 
 class Consumed(msgspec.Struct, frozen=True):
@@ -100,7 +98,7 @@ def pool_of(gpus: Sequence[ShapedGpu]) -> Pool:
     for gpu in gpus:
         units[gpu.unit].append(gpu)
     counters = {
-        _label(unit): tuple(_label(gpu.address) for gpu in members)
+        label_of(unit): tuple(label_of(gpu.address) for gpu in members)
         for unit, members in units.items()
         if len(members) > 1 or members[0].variants > 1
     }
@@ -108,11 +106,11 @@ def pool_of(gpus: Sequence[ShapedGpu]) -> Pool:
 
 
 def _devices(gpu: ShapedGpu, counters: Mapping[str, tuple[str, ...]]) -> Iterator[Device]:
-    unit, own = _label(gpu.unit), _label(gpu.address)
+    unit, own = label_of(gpu.unit), label_of(gpu.address)
     all_of_unit = tuple(Consumed(unit, counter) for counter in counters.get(unit, ()))
     one = tuple(consumed for consumed in all_of_unit if consumed.counter == own)
     for shape in gpu.shapes:
-        about, name = {**gpu.attributes, "type": str(shape)}, f"{own}-{shape}"
+        about, name = {**gpu.attributes, "type": str(shape)}, device_name(gpu.address, shape)
         if shape is Shape.PASSTHROUGH:
             yield Device(name, shape, gpu.address, about, all_of_unit)
         elif shape is Shape.CONTAINER:
@@ -125,8 +123,3 @@ def _devices(gpu: ShapedGpu, counters: Mapping[str, tuple[str, ...]]) -> Iterato
                 yield Device(
                     f"{name}-{number}", shape, gpu.address, sized, one, Capacity("instances", size.most, each=1)
                 )
-
-
-def _label(address: str) -> str:
-    """Return an address as a DNS label."""
-    return "gpu-" + address.replace(":", "-").replace(".", "-").lower()

@@ -8,10 +8,11 @@ import msgspec
 from gpuvirt.facts.ids import PciAddress, VgpuType
 from gpuvirt.facts.pci import NVIDIA, PciFunction
 from gpuvirt.facts.snapshot import DriverInformation
+from gpuvirt.model.allocation.claims import Shape
 from gpuvirt.model.change.desired import DesiredDriver
 from gpuvirt.model.change.driverplanning import plan_units
 from gpuvirt.model.change.state import UnitState
-from gpuvirt.model.dra.pool import Shape, ShapedGpu, Size
+from gpuvirt.model.dra.pool import ShapedGpu, Shapes, Size, Withheld
 from gpuvirt.model.inventory.inventory import Gpu
 from gpuvirt.model.inventory.pciids import PciIds
 from gpuvirt.model.offers.sharing import sized
@@ -53,15 +54,7 @@ class ShapingHost(msgspec.Struct, frozen=True):
     """The PCI host bridge of each GPU: `pci0000:16`."""
 
 
-class Withheld(msgspec.Struct, frozen=True):
-    """Why claims can't get a GPU in a shape that its host's driver allows."""
-
-    gpu: PciAddress
-    shape: Shape
-    why: str
-
-
-def shapes_of(state: UnitState, host: ShapingHost) -> tuple[tuple[ShapedGpu, ...], tuple[Withheld, ...]]:
+def shapes_of(state: UnitState, host: ShapingHost) -> Shapes:
     """Return the GPUs that have shapes, and the shapes that they lack.
 
     A GPU that is in use, or allocated, has its shapes all the same: a claim that has it keeps it published.
@@ -124,12 +117,18 @@ def _card(function: PciFunction) -> Card | None:
     return cards[0] if len(cards) == 1 else None
 
 
+def _product_name(card: Card, function: PciFunction) -> str:
+    """Return the name that NVIDIA's driver gives a card: `NVIDIA A10`, `Tesla T4`."""
+    is_named = function.id.device < catalog.AMPERE or card.product_name.startswith("NVIDIA")
+    return card.product_name if is_named else f"NVIDIA {card.product_name}"
+
+
 def _attributes(state: UnitState, host: ShapingHost, gpu: Gpu) -> Mapping[str, str | int]:
     """Return the attributes of a GPU, by the names of NVIDIA's driver for claims."""
     function, facts = gpu.function, state.inventory.facts
     information, card = facts.device_ids.information.get(function.address), _card(function)
     shown = information if isinstance(information, DriverInformation) else DriverInformation(None, None)
-    name = shown.model or (card.product_name if card is not None else host.names.text(function.id))
+    name = shown.model or (_product_name(card, function) if card is not None else host.names.text(function.id))
     carrier = gpu.vgpu_host or next(iter(facts.vgpu_hosts.values()), None)
     found: dict[str, str | int] = {
         "productName": name or UNKNOWN,

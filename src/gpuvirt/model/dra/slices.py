@@ -1,32 +1,52 @@
 """The ResourceSlices of a pool (`resource.k8s.io/v1`), within the limits of the API server."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+
+import msgspec
 
 from gpuvirt.facts.ids import NodeName
-from gpuvirt.model.dra.pool import DRIVER, Capacity, Device, Pool
+from gpuvirt.model.allocation.claims import DRIVER
+from gpuvirt.model.dra.pool import Capacity, Device, Pool
 from gpuvirt.plain import Plain
 
 MOST_DEVICES, MOST_SETS = 64, 8
 """Of a slice whose devices have counters, or may get taints; and of counter sets in a slice."""
-T = TypeVar("T")
+Fields = Mapping[str, Plain]
+"""The fields of an object."""
 
 
-def slices_of(pool: Pool, node: NodeName, generation: int) -> Sequence[Mapping[str, Plain]]:
+def pool_name(node: NodeName) -> str:
+    """Return the name of a node's pool."""
+    return f"{node}/{DRIVER}"
+
+
+class PoolContent(msgspec.Struct, frozen=True):
+    """The content of a pool's slices, as the API server has it."""
+
+    devices: tuple[Fields, ...] = ()
+    counter_sets: tuple[Fields, ...] = ()
+
+
+def content_of(pool: Pool) -> PoolContent:
+    """Return the content of a pool's slices."""
+    sets: Iterator[Fields] = (
+        {"name": name, "counters": {counter: {"value": "1"} for counter in counters}}
+        for name, counters in pool.counters.items()
+    )
+    return PoolContent(tuple(map(_device, pool.devices)), tuple(sets))
+
+
+def slices_of(content: PoolContent, node: NodeName, generation: int) -> Sequence[Mapping[str, Plain]]:
     """Return the slices in the order of their creation: counters first, on which devices depend.
 
     A scheduler tries devices by the names of their slices, so these begin with an index of fixed width.
     """
-    sets: list[Plain] = [
-        {"name": name, "counters": {counter: {"value": "1"} for counter in counters}}
-        for name, counters in pool.counters.items()
-    ]
-    parts: list[dict[str, Plain]] = [{"sharedCounters": part} for part in _parts(sets, MOST_SETS)]
-    parts += [{"devices": [_device(device) for device in part]} for part in _parts(pool.devices, MOST_DEVICES)]
+    parts: list[dict[str, Plain]] = [{"sharedCounters": part} for part in _parts(content.counter_sets, MOST_SETS)]
+    parts += [{"devices": part} for part in _parts(content.devices, MOST_DEVICES)]
     about: dict[str, Plain] = {
         "driver": DRIVER,
         "nodeName": node,
-        "pool": {"name": f"{node}/{DRIVER}", "generation": generation, "resourceSliceCount": len(parts)},
+        "pool": {"name": pool_name(node), "generation": generation, "resourceSliceCount": len(parts)},
     }
     return [
         {
@@ -39,12 +59,12 @@ def slices_of(pool: Pool, node: NodeName, generation: int) -> Sequence[Mapping[s
     ]
 
 
-def _parts(items: Sequence[T], most: int) -> Iterator[list[T]]:
+def _parts(items: Sequence[Fields], most: int) -> Iterator[list[Plain]]:
     for start in range(0, len(items), most):
-        yield list(items[start : start + most])
+        yield [dict(item) for item in items[start : start + most]]
 
 
-def _device(device: Device) -> Plain:
+def _device(device: Device) -> Fields:
     attributes: dict[str, Plain] = {
         name: {"int": value} if isinstance(value, int) else {"string": value}
         for name, value in sorted(device.attributes.items())

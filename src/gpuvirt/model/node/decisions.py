@@ -18,6 +18,7 @@ from gpuvirt.model.change.nodevgpus import NodeVgpus, VgpuDemand, plan_node_vgpu
 from gpuvirt.model.change.vgpus.gpustate import Holding
 from gpuvirt.model.desired.invalid import InvalidDesired, Source, unknown_addresses
 from gpuvirt.model.inventory.inventory import Inventory
+from gpuvirt.model.node.claims import claimed_functions, with_claims
 from gpuvirt.model.node.desirednode import DesiredNode, desire
 from gpuvirt.model.node.desiredunits import DesiredUnits
 from gpuvirt.model.node.memo import CacheKey, Memoized, memoized
@@ -110,25 +111,32 @@ def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: fl
     if (inventory := picture.inventory) is None:
         memory = dataclasses.replace(memory, desired=desired, shares=_shares(picture, memory))
         return _undecided(picture, memory, terms, at)
-    drivers = drivers_of(desired.modes, inventory.gpus if not terms.vgpus_only else ())
+    modes = with_claims(desired.modes, picture.ledger.claims, inventory)
+    drivers = drivers_of(modes, inventory.gpus if not terms.vgpus_only else ())
     allocations = allocations_part(memory.parts.allocations, picture.ledger.entries)
-    planned = _planned(inventory, _demand(desired, drivers, allocations.value.holdings, terms), memory)
+    demand = _demand(replace(desired, modes=modes), drivers, allocations.value.holdings, terms)
+    planned = _planned(inventory, demand, memory)
     vgpus, parts = planned.value, replace(memory.parts, allocations=allocations, vgpus=planned)
     invalid = _invalid(desired, inventory.gpus, vgpus)
-    departing = Departing(withdrawn(inventory, drivers), vgpus.undesired, picture.gates.drained.functions)
+    claimed = claimed_functions(desired.modes, picture.ledger, inventory)
+    leaving = withdrawn(inventory, drivers) | claimed
+    carried = frozenset(vgpu for vgpu, found in inventory.vgpus.items() if found.gpu in claimed)
+    departing = Departing(leaving, vgpus.undesired | carried, picture.gates.drained.functions)
     notice = announced(picture, memory, desired, terms, departing, now_s)
     may_withdraw = notice.may_withdraw if terms.notice is not None else departing.names
     withdrawal = withdraw(memory.withdrawal, departing, may_withdraw, now_s)
-    before = dataclasses.replace(memory, desired=desired, withdrawal=withdrawal, parts=parts)
+    before = dataclasses.replace(memory, desired=desired, withdrawal=withdrawal, claimed=claimed, parts=parts)
     offering = offering_of(inventory, picture, before, terms, vgpus, now_s)
     offers, on_demand, review = offering.offers, offering.on_demand, offering.review
     sharing = share_gpus(inventory, _share_inputs(picture, desired, terms), memory.sharing.verdict, now_s)
     notice = counted(picture, notice, terms, taken(picture, inventory, desired, offering), departing, now_s)
     smi = memory.smi.of_contexts(vgpus.time_shared)
     shares = _shares(picture, memory, sharing)
-    after = NodeMemory(desired, offers, withdrawal, notice, review, sharing, shares, on_demand, smi, offering.parts)
+    after = NodeMemory(
+        desired, offers, withdrawal, notice, review, sharing, shares, on_demand, smi, claimed, offering.parts
+    )
     names = _names(picture, offers, on_demand, review)
-    units = DesiredUnits(vgpus, desired.modes)
+    units = DesiredUnits(vgpus, modes)
     decisions = NodeDecisions(desired=units, invalid=invalid, names=names, memory=after)
     inputs = _view_inputs(picture, decisions, inventory, drivers, offering.users, terms)
     drawn = _drawn(inputs, memory.parts.view)

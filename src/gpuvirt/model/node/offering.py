@@ -141,6 +141,7 @@ def _offer_inputs(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, no
         gates.blocked,
         picture.former,
         of_several=ledger.of_several,
+        claimed=memory.claimed,
     )
 
 

@@ -132,6 +132,8 @@ class NodeMemory:
     """The ids of on-demand vGPUs."""
     smi: SmiMemory = field(default_factory=SmiMemory)
     """The reports of nvidia-smi."""
+    claimed: frozenset[PciAddress] = frozenset()
+    """The functions of GPUs that claims get, and so no device plugin offers."""
     parts: Parts = field(default_factory=Parts, compare=False, repr=False)
     """The parts of the last decisions, to be taken over where they follow from the same. Without them the decisions are
     the same."""

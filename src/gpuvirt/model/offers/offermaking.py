@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from gpuvirt.facts.ids import DeviceId, PciAddress, ResourceName, VgpuId
 from gpuvirt.model.allocation.allocateddevices import AllocatedDevices, find_allocated
+from gpuvirt.model.allocation.claims import DRIVER
 from gpuvirt.model.allocation.ledger import Entry, OfSeveral
 from gpuvirt.model.allocation.recordhistory import may_be_rejected
 from gpuvirt.model.allocation.tenancy import FormerTenants
@@ -30,6 +31,9 @@ from gpuvirt.model.offers.offers import Health, HealthVerdict, Key, Offer, Offer
 from gpuvirt.model.reasons import Reason, ReasonCode, notoffered, refusals
 
 _NOT_MADE_AGAIN = frozenset({ReasonCode.DEVICE_GONE, ReasonCode.TYPE_CHANGED})
+_IDLE = frozenset({ReasonCode.NATIVE_DRIVER, ReasonCode.NO_VGPUS})
+"""The reasons against a GPU that is in no shape for VMs, which claims convert."""
+_LEAVES = frozenset({ReasonCode.WITHDRAWN, ReasonCode.OFFERED_TO_CLAIMS})
 _NOT_BOUND_AGAIN = frozenset({ReasonCode.DRIVER_CHANGED, ReasonCode.NO_DRIVER})
 
 
@@ -73,6 +77,8 @@ class OfferInputs(msgspec.Struct, frozen=True):
     """The vGPUs that are not offered under their own ids because of mode on-demand, with the reasons."""
     of_several: OfSeveral | None = None
     """The devices of pods several of whose containers have devices; None if they are unknown."""
+    claimed: frozenset[PciAddress] = frozenset()
+    """Functions of GPUs that claims get."""
 
 
 Candidates = tuple[Candidate | Reason, ...]
@@ -100,6 +106,8 @@ def make_offers(
         candidates = candidates_of(inventory, inputs.naming, inputs.settings)
     sorted_out = _sort_out(inventory, inputs, allocated, candidates, before)
     withheld, by_key = sorted_out.withheld, {_key(candidate): candidate for candidate in sorted_out.free}
+    of_claims = _for_claims(inventory, inputs, allocated, candidates, before.for_claims.devices)
+    for_claims = {_key(candidate): candidate for candidate in of_claims}
     kept = {
         candidate: reason
         for candidate, reason in _kept(inventory, inputs, before, allocated, by_key.keys(), withheld)
@@ -117,7 +125,7 @@ def make_offers(
                 grace_without_driver=inputs.settings.grace_without_driver,
             )
         )
-        for key, device in by_key.items()
+        for key, device in (by_key | for_claims).items()
     } | {_key(candidate): (reason,) for candidate, reason in kept.items()}
     verdict = judge(before.verdict, seen, inputs.now_s)
     offers = Offers(
@@ -126,6 +134,7 @@ def make_offers(
         verdict=verdict,
         other_names=_other_names(sorted_out.free),
         of_withheld_resources=sorted_out.of_withheld_resources,
+        for_claims=Offer(DRIVER, _listed(for_claims, verdict, before)),
     )
     return before if offers.is_same_as(before) else offers
 
@@ -147,6 +156,9 @@ def _sort_out(
     withheld: dict[str, Reason] = {}
     of_withheld_resources: defaultdict[ResourceName, list[Candidate]] = defaultdict(list)
     for found in candidates:
+        if isinstance(found, Reason) and found.code in _IDLE and found.subject in inputs.claimed:
+            withheld[found.subject] = notoffered.for_claims(found.subject)
+            continue
         if not isinstance(found, Reason) and (vgpu := found.target.vgpu) is not None and vgpu in inputs.on_demand:
             withheld[found.id] = inputs.on_demand[vgpu]
             continue
@@ -163,6 +175,32 @@ def _sort_out(
         withheld[candidate.id] = _name_taken(candidate)
     resources = {resource: tuple(found) for resource, found in sorted(of_withheld_resources.items())}
     return _SortedOut(tuple(free), withheld, resources)
+
+
+def _for_claims(
+    inventory: Inventory,
+    inputs: OfferInputs,
+    allocated: AllocatedDevices,
+    candidates: Candidates,
+    before: Mapping[DeviceId, OfferedDevice],
+) -> Iterator[Candidate]:
+    """Yield the GPUs on a VFIO driver that claims get, of which no change is under way."""
+    for found in candidates if inputs.claimed else ():
+        if not isinstance(found, Reason) and found.carrier in inputs.claimed and found.carrier in inventory.gpus:
+            candidate, known = replace(found, named=Named(DRIVER)), before.get(found.id)
+            if known is not None and known.candidate == candidate:
+                candidate = known.candidate  # its identity tells that nothing has changed
+            if _why_not_now(inventory, inputs, candidate, held=candidate.target in allocated.by_target) is None:
+                yield candidate
+
+
+def _listed(
+    listed: Mapping[Key, Candidate], verdict: HealthVerdict, before: Offers
+) -> Mapping[DeviceId, OfferedDevice]:
+    return {
+        key[1]: _offered(candidate, verdict.health(key), before.device(key))
+        for key, candidate in sorted(listed.items(), key=itemgetter(0))
+    }
 
 
 def _by_resource(
@@ -189,18 +227,25 @@ def _offerable(
     inventory: Inventory, inputs: OfferInputs, allocated_devices: AllocatedDevices, candidate: Candidate
 ) -> Candidate | Reason:
     """Return the device to offer beside the allocated ones, or the reason not to offer it."""
+    if candidate.target.gpu in inputs.claimed:
+        return notoffered.for_claims(candidate.id)
     if candidate.carrier in inputs.withdrawn and candidate.framework is None:
         return notoffered.withdrawn(candidate.carrier)
     if candidate.target.vgpu in inputs.undesired:
         return notoffered.withdrawn(candidate.id, is_vgpu=True)
     held = candidate.target in allocated_devices.by_target
+    return _why_not_now(inventory, inputs, candidate, held=held) or allocated_devices.as_allocated(candidate)
+
+
+def _why_not_now(inventory: Inventory, inputs: OfferInputs, candidate: Candidate, *, held: bool) -> Reason | None:
+    """Return what keeps a device that no pod has from being given now."""
     if not held and candidate.target.gpu in inputs.blocked:
         return refusals.blocked(candidate.id, inputs.blocked[candidate.target.gpu])
     if not held and inputs.changing.covers(candidate.target):
         return refusals.changing(candidate.id, None)
     if not inputs.allocations_known and not held and possible.shares_group(inventory, inputs.settings, candidate):
         return refusals.allocations_unknown(candidate.id)
-    return allocated_devices.as_allocated(candidate)
+    return None
 
 
 def _why_withheld(inputs: OfferInputs, allocated_devices: AllocatedDevices, candidate: Candidate) -> Reason | None:
@@ -267,7 +312,7 @@ def _kept(
     for key, entry in held.items():
         candidate = listed.get(key) or _from_entry(entry)
         against = why_changed(inventory, candidate, withheld.get(candidate.id)) or device_gone(candidate)
-        if against.code is ReasonCode.WITHDRAWN and may_be_rejected(entry, inputs.of_several):
+        if against.code in _LEAVES and may_be_rejected(entry, inputs.of_several):
             against = Reason(
                 ReasonCode.LEAVES_AFTER_POD,
                 entry.device,

@@ -15,6 +15,7 @@ from gpuvirt.facts.pci import HARMLESS_ATTRIBUTES, PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts, OpenDeviceUser
 from gpuvirt.facts.vgpu import Framework
 from gpuvirt.model.allocation.allocateddevices import AllocatedDevices
+from gpuvirt.model.allocation.claims import DRIVER
 from gpuvirt.model.allocation.tenancy import FormerTenants, TenantKind
 from gpuvirt.model.devices.candidates import Candidate
 from gpuvirt.model.inventory.inventory import Inventory
@@ -282,15 +283,21 @@ class Offers(msgspec.Struct, frozen=True):
     """The names from today's PCI ID database, where a resource was first offered under another name."""
     of_withheld_resources: Mapping[ResourceName, tuple[Candidate, ...]] = msgspec.field(default_factory=dict)
     """Devices that would be offered if their resource were not withheld."""
+    for_claims: Offer = msgspec.field(default_factory=lambda: Offer(DRIVER))
+    """The GPUs on a VFIO driver that claims (DRA) get."""
 
     @property
     def names(self) -> frozenset[ResourceName]:
         """All resources, offered or withheld."""
         return frozenset(self.by_resource.keys() | self.of_withheld_resources.keys())
 
+    def of(self, resource: ResourceName) -> Offer | None:
+        """Return the devices of a resource, or those for claims; None for a resource that is not offered."""
+        return self.for_claims if resource == DRIVER else self.by_resource.get(resource)
+
     def device(self, key: Key) -> OfferedDevice | None:
         """Return an offered device, None if it is not offered."""
-        offer = self.by_resource.get(key[0])
+        offer = self.of(key[0])
         return offer.devices.get(key[1]) if offer is not None else None
 
     def is_same_as(self, other: "Offers") -> bool:
@@ -304,6 +311,7 @@ class Offers(msgspec.Struct, frozen=True):
             and self.withheld == other.withheld
             and self.verdict == other.verdict
             and self.other_names == other.other_names
+            and _are_same(self.for_claims.devices, other.for_claims.devices)
             and self.of_withheld_resources.keys() == other.of_withheld_resources.keys()
             and all(
                 len(candidates) == len(other.of_withheld_resources[name])

@@ -13,7 +13,7 @@ import msgspec
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.change.desired import DesiredDriver, DesiredDrivers
 from gpuvirt.model.desired.gpumodes import DesiredMode
-from gpuvirt.model.desired.workload import Workload
+from gpuvirt.model.desired.workload import MODES, Workload
 from gpuvirt.model.devices.candidates import why_native
 from gpuvirt.model.inventory.inventory import Inventory, Mode
 from gpuvirt.model.reasons import Reason, Seen, notoffered
@@ -40,20 +40,10 @@ class ValidatorCondition(msgspec.Struct, frozen=True):
 
 def workload_of(mode: DesiredMode, inventory: Inventory) -> Workload:
     """Return the workload of a node: by its mode; if it is unmanaged, by the current modes of its GPUs."""
-    match mode:
-        case DesiredMode.CONTAINER:
-            return Workload.CONTAINER
-        case DesiredMode.SHARED:
-            return Workload.SHARED
-        case DesiredMode.VGPU:
-            return Workload.VGPU
-        case DesiredMode.ON_DEMAND:
-            return Workload.ON_DEMAND
-        case DesiredMode.PASSTHROUGH:
-            return Workload.PASSTHROUGH
-        case DesiredMode.UNMANAGED:
-            modes = {gpu.mode for gpu in inventory.gpus.values()}
-            return Workload.VGPU if Mode.VGPU in modes and Mode.PASSTHROUGH not in modes else Workload.PASSTHROUGH
+    if mode is not DesiredMode.UNMANAGED:
+        return next(workload for workload, desired in MODES.items() if desired is mode)
+    modes = {gpu.mode for gpu in inventory.gpus.values()}
+    return Workload.VGPU if Mode.VGPU in modes and Mode.PASSTHROUGH not in modes else Workload.PASSTHROUGH
 
 
 def conditions(

@@ -116,6 +116,16 @@ def no_reset(
     return Reason(ReasonCode.NO_RESET, address, message, seen or (method,), fix)
 
 
+def for_claims(device: str) -> Reason:
+    """Claims get the GPU: a device plugin that offered it, too, would give it twice."""
+    return Reason(
+        ReasonCode.OFFERED_TO_CLAIMS,
+        device,
+        "is offered to claims (DRA), and by no device plugin",
+        fix="request it by a ResourceClaim (docs/dra.md), or give the GPU another mode",
+    )
+
+
 def device_gone(device: str, folder: str, fix: str = STOP_OR_RESTART) -> Reason:
     """The device was removed while it was allocated, or since the last observation."""
     seen = (Seen.absent(f"{folder}/{device}"),)

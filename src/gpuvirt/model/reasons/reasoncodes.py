@@ -52,6 +52,9 @@ class ReasonCode(Code):
     GIVEN_ON_DEMAND = _not_offered(
         "GivenOnDemand", "the vGPU was created on demand for a pod, and ends with it", Level.OK
     )
+    OFFERED_TO_CLAIMS = _not_offered(
+        "OfferedToClaims", "ResourceClaims (DRA) get the GPU, so that no device plugin offers it", Level.OK
+    )
     NO_VGPUS = _not_offered("NoVgpus", "the GPU can carry vGPUs, but carries none")
     GROUP_ALLOCATED = _not_offered(
         "GroupAllocated",
@@ -141,6 +144,27 @@ class ReasonCode(Code):
 
     UNKNOWN_RESOURCE = _allocate("UnknownResource", "the agent does not offer the resource")
     UNKNOWN_DEVICE = _allocate("UnknownDevice", "the resource has no such device")
+    CLAIM_UNKNOWN = _allocate(
+        "ClaimUnknown",
+        "the API server has no such ResourceClaim, has given it no GPU here, or could not be asked",
+        passes=True,
+    )
+    CLAIM_INVALID = _allocate(
+        "ClaimInvalid", "a ResourceClaim asks for what gpuvirt does not have: a configuration, adminAccess, or a shape"
+    )
+    CLAIM_WAITS = _allocate(
+        "ClaimWaits",
+        "the GPU of a ResourceClaim is being converted, another claim still has it, or a process does",
+        passes=True,
+    )
+    CLAIM_NOT_WRITTEN = _allocate(
+        "ClaimNotWritten", "the record, the CDI spec or the metadata of a ResourceClaim can't be written", passes=True
+    )
+    CLAIMS_NOT_POSSIBLE = _agent(
+        "ClaimsNotPossible",
+        "a GPU in mode `claims` is not published: Kubernetes is too old or lacks a gate, another driver has the GPU, or"
+        " the GPU lacks the shape",
+    )
     IDENTITY_CHANGED = _allocate("IdentityChanged", "the card in the slot is not the card of the last observation")
     GROUP_CHANGED = _allocate(
         "GroupChanged", "the device's IOMMU group or its members have changed since the last observation"

@@ -1,0 +1,1 @@
+"""Tests of claims (DRA) on a node."""
