@@ -47,6 +47,20 @@ def test_a_host_on_which_no_gpu_can_carry_vgpus_is_told_what_it_needs(
     assert f"can't carry vGPUs: {why}" in text
 
 
+@pytest.mark.parametrize("modules", [(), ("nvidia", "nvidia_vgpu_vfio")], ids=["not loaded", "the vGPU manager's"])
+def test_a_dry_run_with_rebind_promises_vgpus_only_on_a_driver_that_is_loaded(
+    tmp_path: Path, modules: tuple[str, ...]
+) -> None:
+    gpu = "0000:65:00.0"
+    slots = (SlotSpec(at=gpu, board="A10", driver="vfio-pci", group=12),)
+    export(build_host(HostSpec(about="one GPU", slots=slots, platform=PlatformSpec(modules=modules))), tmp_path)
+    done = ran("vgpu", "apply", "-c", "A10-12Q", "--rebind", "--dry-run", "--host-root", str(tmp_path))
+    assert f"would: {gpu}: unbind from vfio-pci" in done.stdout
+    promised, unknown = "would then carry 2 A10-12Q", "NVIDIA's driver is not loaded, so it is not known whether"
+    expected = (0, True, False) if modules else (1, False, True)
+    assert (done.returncode, promised in done.stdout, unknown in done.stdout) == expected, done.stdout
+
+
 def test_vgpus_of_other_sizes_take_their_part_of_the_card() -> None:
     done = gpuvirt("sim", "run", "-H", "2xA10-vgpu", "--snapshot", "--", "gpuvirt", "vgpu", "types", "-o", "json")
     rows = json.loads(done.stdout)

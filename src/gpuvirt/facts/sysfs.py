@@ -15,6 +15,7 @@ VFIO_DEVICES = HostPath("/sys/class/vfio-dev")
 """The devices that have a node of their own: `vfio3`."""
 VGPU_MANAGER = HostPath("/sys/module/nvidia_vgpu_vfio")
 """The kernel module that only NVIDIA's vGPU manager has."""
+NVIDIA_VERSION = HostPath("/sys/module/nvidia/version")
 IOMMUFD = HostPath("/dev/iommu")
 
 

@@ -16,7 +16,7 @@ from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import BootId, PciAddress, parse_pci_address
 from gpuvirt.facts.pci import VENDOR_VFIO_DRIVER, FunctionKind, PciFunction, Unread
 from gpuvirt.facts.snapshot import Facts, MalformedEntry, Platform
-from gpuvirt.facts.sysfs import PCI_DEVICES, VGPU_MANAGER, device_path
+from gpuvirt.facts.sysfs import NVIDIA_VERSION, PCI_DEVICES, VGPU_MANAGER, device_path
 from gpuvirt.facts.vgpu import Framework, VgpuHost
 from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
@@ -29,7 +29,6 @@ from gpuvirt.paths import HostPath
 T = TypeVar("T")
 
 BOOT_ID = HostPath("/proc/sys/kernel/random/boot_id")
-NVIDIA_VERSION = HostPath("/sys/module/nvidia/version")
 CGROUP_V2 = HostPath("/sys/fs/cgroup/cgroup.controllers")
 """A file of each cgroup of version 2, and of none of version 1 (cgroups(7))."""
 

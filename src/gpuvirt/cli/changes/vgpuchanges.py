@@ -24,7 +24,7 @@ from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.vgpus.desiredvgpus import config_gpus, desired_vgpus_of
 from gpuvirt.model.change.vgpus.gpustate import GpuState
-from gpuvirt.model.change.vgpus.vgpuplanning import no_host
+from gpuvirt.model.change.vgpus.vgpuplanning import no_host, unknown_after_bind
 from gpuvirt.model.desired.configchoice import desired
 from gpuvirt.model.desired.vgpuconfig import ConfigEntry, Note, NoteCode
 from gpuvirt.model.reasons import Reason, ReasonCode, refusals
@@ -69,7 +69,9 @@ def would(seen: HostObservation, gpu: PciAddress, desired: DesiredGpu) -> VgpuRe
     plan = plan_unit(state, seen.inventory.gpus[gpu].unit, unit)
     steps = (*(step.text for step in plan.steps), *plan.later)
     against = unitchange.hindrances(seen, state, plan)[gpu]
-    return VgpuResult(gpu, steps, (*plan.reasons, *against, *plan.drivers.left_driverless), _counts(desired))
+    unknown = unknown_after_bind(seen.inventory.facts, gpu) if plan.vgpus_of(gpu).follows else None
+    after = (*plan.drivers.left_driverless, *((unknown,) if unknown is not None else ()))
+    return VgpuResult(gpu, steps, (*plan.reasons, *against, *after), _counts(desired))
 
 
 def changed(here: Host, seen: HostObservation, gpu: PciAddress, desired: DesiredGpu, *, quiet: bool) -> VgpuResult:

@@ -269,7 +269,9 @@ class ReasonCode(Code):
     SIZES_DIFFER = _vgpu("SizesDiffer", "vGPUs of several sizes are desired on one GPU without `sizes: mixed`")
     NO_ROOM = _vgpu("NoRoom", "more vGPUs, or units of a GPU, are desired than fit (also by VFs or GPU instances)")
     NO_SUCH_TYPE = _vgpu("NoSuchType", "the host lists no such vGPU type for the GPU", Level.ERROR)
-    NO_VGPU_HOST = _vgpu("NoVgpuHost", "the GPU's driver is a VFIO driver, or creates no vGPUs")
+    NO_VGPU_HOST = _vgpu(
+        "NoVgpuHost", "the GPU's driver is a VFIO driver, or creates no vGPUs; a driver that is not loaded may not"
+    )
     VF_REJECTED_TYPE = _vgpu("VfRejectedType", "a VF rejected a type that it lists as creatable; another VF is used")
     CONFIG_INVALID = _vgpu(
         "ConfigInvalid",

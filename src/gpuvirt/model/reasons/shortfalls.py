@@ -117,6 +117,14 @@ def no_vgpu_manager(function: PciFunction, why: str) -> Reason:
     return _no_host(function.address, why, fix, *seen)
 
 
+def driver_not_loaded(gpu: PciAddress) -> Reason:
+    """The GPU's native driver may be the vGPU manager's, or the datacenter driver."""
+    why = "NVIDIA's driver is not loaded, so it is not known whether it is the vGPU manager's, which creates vGPUs"
+    fix = "check that NVIDIA's vGPU manager is installed on this host (modinfo nvidia_vgpu_vfio), or install it"
+    places = Seen.absent(sysfs.NVIDIA_VERSION), Seen.absent(sysfs.VGPU_MANAGER)
+    return _no_host(gpu, why, fix, *places, certain=False)
+
+
 def vfs_off(gpu: PciAddress) -> Reason:
     """The GPU has no VFs yet, of which each carries a vGPU."""
     fix = "end what uses it: then gpuvirt's agent, or vgpu apply, switches them on, with the vGPU manager's driver"
@@ -129,8 +137,9 @@ def gone(gpu: PciAddress) -> Reason:
     return _no_host(gpu, "this host has no such GPU", fix, Seen.absent(sysfs.device_path(gpu)))
 
 
-def _no_host(gpu: PciAddress, why: str, fix: str, *seen: Seen) -> Reason:
-    return Reason(ReasonCode.NO_VGPU_HOST, gpu, f"can't carry vGPUs: {why}", seen, fix)
+def _no_host(gpu: PciAddress, why: str, fix: str, *seen: Seen, certain: bool = True) -> Reason:
+    verb = "can't" if certain else "may not"
+    return Reason(ReasonCode.NO_VGPU_HOST, gpu, f"{verb} carry vGPUs: {why}", seen, fix)
 
 
 def type_rejected(parent: PciAddress, seen: Seen) -> Reason:

@@ -153,6 +153,16 @@ def no_manager_after_bind(facts: Facts, gpu: PciAddress) -> Reason | None:
     return shortfalls.no_vgpu_manager(function, "NVIDIA's loaded driver is not the vGPU manager's")
 
 
+def unknown_after_bind(facts: Facts, gpu: PciAddress) -> Reason | None:
+    """Return why it is not known whether a GPU of NVIDIA can carry vGPUs on its native driver; None if it is known."""
+    platform = facts.platform
+    if facts.functions[gpu].id.vendor != NVIDIA or platform.vgpu_manager is True:  # unknown: below
+        return None
+    if isinstance(platform.vgpu_manager, Unread):
+        return refusals.unread(gpu, platform.vgpu_manager)
+    return shortfalls.driver_not_loaded(gpu) if platform.nvidia_version is None else None
+
+
 def _why_no_host(function: PciFunction) -> str:
     if isinstance(function.driver, Unread):
         return "its driver could not be read"
