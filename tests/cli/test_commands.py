@@ -24,7 +24,7 @@ from gpuvirt.model.offers.view import AgentView, NodeView, SchedulerView
 from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.clock import BEGINNING
-from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.hostspec import HostSpec, SlotSpec, load_host
 from tests.agent.node.simnode import IDS
 from tests.cli.commandline import GPUVIRT, gpuvirt, ran
 
@@ -123,6 +123,21 @@ def test_devices_of_a_shared_iommu_group_are_shown_without_a_kubelet(tmp_path: P
     done = ran("devices", "--host-root", str(tmp_path), "--kubelet-dir", str(tmp_path))
     assert re.search(r"nvidia.com/AD102_GEFORCE_RTX_4090 +3 +3 +0 ", done.stdout)
     assert "AllocationsUnknown" not in done.stdout
+
+
+def test_devices_without_an_agent_shows_what_an_agent_with_these_settings_would_offer(tmp_path: Path) -> None:
+    slots = (
+        SlotSpec(at="0000:65:00.0", board="A10", driver="nvidia", group=12),
+        SlotSpec(at="0000:ca:00.0", board="A10", driver="vfio-pci", group=22),
+    )
+    export(build_host(HostSpec(about="two GPUs", slots=slots)), tmp_path / "host")
+    (tmp_path / "node.yaml").write_text("mode: shared\n")
+    done = ran("devices", "--host-root", str(tmp_path / "host"), "--config", str(tmp_path / "node.yaml"), "-o", "json")
+    found = json.loads(done.stdout)
+    assert [gpu["desired"] for gpu in found["gpus"]] == ["shared", "shared"]
+    assert found["resources"] == [], "a GPU that is to be shared was shown as offered whole"
+    assert [gpu["mode"] for gpu in found["gpus"]] == ["shared", "passthrough"]
+    assert [reason["code"] for reason in found["gpus"][1]["reasons"]] == ["Withdrawn"]
 
 
 def test_devices_tells_a_non_root_user_that_processes_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

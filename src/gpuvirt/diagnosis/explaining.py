@@ -197,29 +197,20 @@ class _Explainer:
         evidence = self._evidence
         shared = evidence.view.agent is None and evidence.desired_of(self._gpu) == DesiredMode.SHARED
         if self._vgpu is None and (self._gpu.units is not None or shared):
-            yield from self._shared_stages(self._gpu.units)
+            yield from self._shared_stages()
             return
-        yield from self._on_demand_stages() if self._creates() else self._own_stages()
+        yield from self._on_demand_stages() if self._on_demand else self._own_stages()
         if self._resource is not None:
             yield self._registered(self._resource)
             yield self._counted(self._resource)
             yield self._free(self._resource)
             yield self._permitted(self._resource)
 
-    def _creates(self) -> bool:
-        """Return whether the GPU creates a vGPU when a pod starts, or would do so with an agent."""
-        awaits_agent = self._vgpu is None and self._evidence.view.agent is None
-        is_idle = all(reason.code is ReasonCode.NO_VGPUS for reason in self._gpu.reasons)
-        return self._on_demand or (awaits_agent and is_idle and bool(self._evidence.creatable_on_demand(self._gpu)))
-
     def _on_demand_stages(self) -> Iterator[StageResult[StageName]]:
         yield StageResult(StageName.IOMMU_GROUP, CREATED, skipped=True)
         yield StageResult(StageName.WHOLE_GROUP, CREATED, skipped=True)
         yield StageResult(StageName.DRIVER, f"bound to {self._gpu.driver}")
         yield StageResult(StageName.NODE, CREATED, skipped=True)
-        if not self._on_demand:
-            yield StageResult(StageName.OFFERED, NO_AGENT, self._no_agent())
-            return
         given = _given_on_demand(self._evidence, self._gpu)
         names = (with_type(resource.name, resource.on_demand) for resource in given)
         yield StageResult(StageName.OFFERED, f"offered on demand as {listed(names)}")
@@ -232,24 +223,23 @@ class _Explainer:
         offered = with_type(self._resource.name, self._resource.on_demand) if self._resource is not None else None
         yield self._stage(StageName.OFFERED, f"offered as {offered}" if offered is not None else "not offered")
 
-    def _shared_stages(self, units: int | None) -> Iterator[StageResult[StageName]]:
-        """Yield the stages of a GPU in mode `shared`, of which pods get units by its native driver.
-
-        `units`: None without an agent, which alone can offer them.
-        """
+    def _shared_stages(self) -> Iterator[StageResult[StageName]]:
+        """Yield the stages of a GPU in mode `shared`, of which pods get units by its native driver."""
         for step in StageName:
             if step is StageName.OFFERED:
-                yield self._units_offered(units)
+                yield self._units_offered()
             elif step is not StageName.BUS:
                 yield StageResult(step, FOR_VMS, skipped=True)
 
-    def _units_offered(self, units: int | None) -> StageResult[StageName]:
+    def _units_offered(self) -> StageResult[StageName]:
         reason, resource = next(iter(self._gpu.reasons), None), self._evidence.view.shared.resource
-        if units is None:
+        if self._evidence.view.agent is None:
             return StageResult(StageName.OFFERED, NO_AGENT, self._no_agent())
         if reason is not None:
             return blocked(StageName.OFFERED, of_reason(reason, Level.ERROR))
-        return StageResult(StageName.OFFERED, f"{count_of(units, 'unit')} of {resource} are offered to pods")
+        return StageResult(
+            StageName.OFFERED, f"{count_of(self._gpu.units or 0, 'unit')} of {resource} are offered to pods"
+        )
 
     def _no_agent(self) -> Finding:
         found = kubelet.registration(self._evidence)

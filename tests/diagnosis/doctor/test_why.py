@@ -16,7 +16,7 @@ from gpuvirt.loops.serialworker import ThreadWorker
 from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.kubevirt.kubevirt import parse
-from gpuvirt.model.offers.view import NodeView, ResourceView
+from gpuvirt.model.offers.view import AgentView, NodeView, ResourceView
 from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
 from gpuvirt.model.shares.otherplugins import registered_elsewhere
 from gpuvirt_sim.devices.nvidia import gpu_uuid
@@ -324,7 +324,10 @@ def test_an_empty_gpu_in_mode_on_demand_without_an_agent_lacks_the_agent_and_no_
     sources = around(settings=Settings(mode=DesiredMode.ON_DEMAND))
     explanation = explain_device(gather(host(simulated="2xA10-sriov"), sources), GPU)
     assert explanation.blocker is not None
-    assert (blocked_at(explanation), explanation.blocker.code) == (StageName.OFFERED, ReasonCode.KUBELET_AWAY)
+    assert (blocked_at(explanation), explanation.blocker.code) == (StageName.REGISTERED, ReasonCode.KUBELET_AWAY)
+
+
+AGENT = AgentView("test", 1, CLOCK.now(), plugin_only=False)
 
 
 @pytest.mark.parametrize("reason", [None, registered_elsewhere(VGPU, "nvidia.com/gpu", "GPU-1")])
@@ -334,7 +337,7 @@ def test_a_shared_gpu_is_blocked_by_why_its_units_are_withheld_and_by_nothing_th
     found = evidence(host(simulated="vm-V100-8Q"))
     reasons = (reason,) if reason is not None else ()
     gpu = replace(found.view.gpus[0], units=0 if reason else 500, reasons=reasons)
-    explanation = explain_device(replace(found, view=replace(found.view, gpus=(gpu,))), VGPU)
+    explanation = explain_device(replace(found, view=replace(found.view, gpus=(gpu,), agent=AGENT)), VGPU)
     assert blocked_at(explanation) is (StageName.OFFERED if reason else None)
     if reason is not None:
         assert explanation.blocker is not None

@@ -13,6 +13,7 @@ from gpuvirt.hardware.access import attributes
 from gpuvirt.hardware.access.kernel import Kernel
 from gpuvirt.hardware.scan import BOOT_ID, scan, with_users
 from gpuvirt.model.allocation.ledger import KubeletAccount, Ledger
+from gpuvirt.model.desired.observed import NodeRequest, Observed
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.inventory.naming import Learn, TypeNames, observed_names
 from gpuvirt.model.inventory.pciids import PciIds
@@ -72,6 +73,7 @@ def view_of(facts: Facts, settings: Settings, ids: PciIds, clock: Clock, ledger:
     state.observe_names(names)
     state.expect_no_account(KubeletAccount(clock.now(), clock.monotonic_s(), {}))
     state.observe_facts(facts)
+    state.observe_request(NodeRequest(workload=Observed(None)))  # the settings alone: a command sees no label
     return state.decide(clock.monotonic_s(), clock.now())
 
 
