@@ -128,15 +128,21 @@ def _given_on_demand(evidence: Evidence, gpu: GpuView) -> Sequence[ResourceView]
 
 
 def _no_room(evidence: Evidence, resource: ResourceView) -> Finding:
+    """Return why no GPU in mode on-demand has room for a resource, with what prevents it on each of them."""
     gpus = [gpu for gpu in evidence.view.gpus if evidence.desired_of(gpu) == DesiredMode.ON_DEMAND]
-    if (reason := next((reason for gpu in gpus for reason in gpu.reasons), None)) is not None:
-        return of_reason(reason, Level.ERROR)
+    against = {gpu.address: gpu.reasons[0] for gpu in gpus if gpu.reasons}
+    if len(gpus) == len(against) == 1:
+        return of_reason(against[gpus[0].address], Level.ERROR)
+    is_reason = bool(gpus) and len(against) == len(gpus)
+    ends = () if is_reason else ("it fits when the pods of one of these GPUs have ended",)
     return problem(
-        FindingCode.ALL_ALLOCATED,
+        against[gpus[0].address].code if is_reason else FindingCode.ALL_ALLOCATED,
         resource.name,
         "fits on no GPU in mode on-demand now",
-        tuple(Seen(gpu.address, _carried(gpu)) for gpu in gpus),
-        fix=("it fits when the pods of one of these GPUs have ended",),
+        tuple(
+            Seen(gpu.address, against[gpu.address].text if gpu.address in against else _carried(gpu)) for gpu in gpus
+        ),
+        fix=(*ends, *(f"gpuvirt why {address}" for address in against)),
     )
 
 

@@ -327,6 +327,18 @@ def test_an_empty_gpu_in_mode_on_demand_without_an_agent_lacks_the_agent_and_no_
     assert (blocked_at(explanation), explanation.blocker.code) == (StageName.REGISTERED, ReasonCode.KUBELET_AWAY)
 
 
+def test_a_type_that_fits_nowhere_on_demand_has_what_prevents_it_on_each_gpu() -> None:
+    sources = around(settings=Settings(mode=DesiredMode.ON_DEMAND))
+    blocker = explain_device(gather(host(simulated="2xA10-vgpu"), sources), "tencent.com/vgpu-597").blocker
+    assert blocker is not None
+    full, off = ((place.path, place.value) for place in blocker.seen)
+    assert full == ("0000:4b:00.0", "carries 1 x NVIDIA A10-12Q, 1 x NVIDIA A10-4Q: no user")
+    assert off[0] == "0000:b1:00.0"
+    assert "its VFs are off" in off[1]
+    assert blocker.code is FindingCode.ALL_ALLOCATED
+    assert blocker.fix[-1] == "gpuvirt why 0000:b1:00.0"
+
+
 AGENT = AgentView("test", 1, CLOCK.now(), plugin_only=False)
 
 

@@ -228,16 +228,20 @@ def reporting(*offers: Offered, devices: tuple[DeviceSeen, ...] = (), counted: i
     return NodeSeen("node01", allocatable={A10: counted}, gpu_node=agent)
 
 
-def node_on_demand() -> NodeSeen:
-    """Return a node in mode on-demand, one of whose two GPUs carries the 12Q of a VM."""
+def node_on_demand(*, both: bool = False) -> NodeSeen:
+    """Return a node in mode on-demand, one of whose two GPUs carries the 12Q of a VM, or both do."""
     types = [{"name": "NVIDIA A10-12Q", "creatable": 31}, {"name": "NVIDIA A10-4Q", "creatable": 31}]
     planning = {"pciId": "10de:2236", "classCode": 0x030200, "framework": "mdev", "parents": 32, "types": types}
     used = {"id": "v1", "type": "NVIDIA A10-12Q", "users": ["pod prod/virt-launcher-vm-z-x2x4c"]}
     gpu = {"address": GPU, "mode": "vgpu", "desiredMode": "on-demand", "planning": planning}
-    offer = {"name": QUARTER, "healthy": 1, "registered": True}
-    status = {"gpus": [{**gpu, "vgpus": [used]}, {**gpu, "address": OTHER}], "resources": [offer]}
+    more = {"vgpus": [{**used, "id": "v2", "users": ["pod prod/a", "pod prod/b"]}]} if both else {}
+    offer = {"name": QUARTER, "healthy": 0 if both else 1, "registered": True}
+    status = {"gpus": [{**gpu, "vgpus": [used]}, {**gpu, "address": OTHER, **more}], "resources": [offer]}
     annotations = {VGPU_TYPES_ANNOTATION: f'{{"{QUARTER}": "NVIDIA A10-4Q"}}'}
-    node = {"metadata": {"name": "node01", "annotations": annotations}, "status": {"allocatable": {QUARTER: "1"}}}
+    node = {
+        "metadata": {"name": "node01", "annotations": annotations},
+        "status": {"allocatable": {QUARTER: "0" if both else "1"}},
+    }
     gpu_node = msgspec.convert({"metadata": {"name": "node01"}, "status": status}, GpuNode)
     return node_seen(msgspec.convert(node, core.Node), gpu_node)
 
@@ -476,6 +480,14 @@ def test_the_blocker_is_shown_first_and_fits(
     assert lines[2] == "Blocked by:"
     assert str(found.blocker.code) in lines[3]
     assert all(len(line) <= 80 or line.startswith(" " * 9) for line in lines)
+
+
+def test_each_gpu_that_carries_another_size_on_demand_is_counted() -> None:
+    found = explain(on_node(node_on_demand(both=True), replace(WAITS, requests={QUARTER: 1}))).blocker
+    assert found is not None
+    assert "2 GPUs in mode on-demand carry vGPUs of another size" in found.message
+    assert [place.path for place in found.seen][:2] == [GPU, OTHER]
+    assert found.fix == ("it fits when VM prod/vm-z ends, or the users of another of these GPUs",)
 
 
 def test_a_pod_is_told_to_request_the_resource_that_it_means() -> None:

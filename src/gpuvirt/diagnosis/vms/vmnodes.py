@@ -68,15 +68,18 @@ class NodeAmounts(msgspec.Struct, frozen=True):
                 yield name, counted
 
     def gpus_to_free(self, name: str) -> Sequence[OnDemandGpu]:
-        """Return the GPUs in mode on-demand that offer enough of a resource once their users have ended.
+        """Return the GPUs in mode on-demand that offer a resource once their users have ended, by how many users.
 
         There are none where the kubelet counts enough, or where their end is not enough.
         """
-        missing = self.requests[name] - self.free(name)
         if self.allocatable(name) >= self.requests[name]:
             return ()
         able = sorted((gpu for gpu in self.on_demand if name in gpu.resources), key=lambda gpu: len(gpu.users))
-        return able[:missing] if missing <= len(able) else ()
+        return able if self.missing_of(name) <= len(able) else ()
+
+    def missing_of(self, name: str) -> int:
+        """Return how many more devices of a resource are requested than are free."""
+        return self.requests[name] - self.free(name)
 
     def phase_of(self, name: str) -> NodePhase | None:
         """Return the phase in which the node offers a resource that it does not offer now."""
@@ -292,7 +295,9 @@ class _Judge:
         for name, count in self._evidence.requests.items():
             if not (gpus := self._amounts.gpus_to_free(name)):
                 continue
-            users = list(dict.fromkeys(user for gpu in gpus for user in gpu.users))
+            fewest = gpus[: self._amounts.missing_of(name)]
+            users = list(dict.fromkeys(user for gpu in fewest for user in gpu.users))
+            others = ", or the users of another of these GPUs" if len(fewest) < len(gpus) else ""
             return problem(
                 FindingCode.ALL_ALLOCATED,
                 self._node.name,
@@ -300,7 +305,7 @@ class _Judge:
                 f" requested: {count_of(len(gpus), 'GPU')} in mode on-demand {'carries' if len(gpus) == 1 else 'carry'}"
                 " vGPUs of another size",
                 tuple(Seen(gpu.id, f"vGPUs of {listed(gpu.users)}") for gpu in gpus),
-                fix=(f"it fits when {listed(users)} {'ends' if len(users) == 1 else 'end'}",),
+                fix=(f"it fits when {listed(users)} {'ends' if len(users) == 1 else 'end'}{others}",),
             )
         return None
 
