@@ -287,6 +287,7 @@ def _who_we_are(options: NodeOptions) -> AgentView:
         started=options.clock.now(),
         plugin_only=options.plugin_only,
         vfio_nodes=options.terms.settings.vfio_nodes,
+        node=options.node_name,
     )
 
 

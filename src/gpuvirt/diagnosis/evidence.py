@@ -72,6 +72,12 @@ class Evidence(msgspec.Struct, frozen=True):
     cluster_nodes: tuple[ClusterNode, ...] | None = None
     """None without access to the nodes of the API server."""
 
+    @property
+    def node(self) -> str:
+        """The name of the host's node, for commands; NODE where no agent knows it."""
+        agent = self.view.agent
+        return agent.node if agent is not None and agent.node is not None else "NODE"
+
     def desired_of(self, gpu: GpuView) -> str:
         """Return the desired mode of a GPU: the agent's, and without one that of the settings."""
         return gpu.desired or self.settings.own_modes.of(gpu.address)

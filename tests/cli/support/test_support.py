@@ -24,6 +24,7 @@ from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, PodUid, Resource
 from gpuvirt.model.allocation.ledger import Consumer, Entry, Ledger
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.devices.candidates import Target
+from gpuvirt.model.offers.view import AgentView
 from gpuvirt.model.reasons import Reason, ReasonCode, Seen
 from gpuvirt.model.shares.demand import ContainerKind, ContainerName, Units
 from gpuvirt.model.shares.node import sharespec
@@ -45,8 +46,19 @@ GPU = PciAddress("0000:65:00.0")
 A10 = ResourceName("nvidia.com/GA102GL_A10")
 UID, OTHER_UID = "5b0c9d7e-8f0e-4a57-9d0f-0d2c52a1b111", "5b0c9d7e-8f0e-4a57-9d0f-0d2c52a1b222"
 NODE = "gpu-node-07.secret.example.com"
-NAMES = ("payroll", "virt-launcher-ceo-x7k2p", "hunter2", "ceo-desktop", UID, OTHER_UID, "gpu-node-07", "secret")
+NAMES = (
+    "payroll",
+    "virt-launcher-ceo-x7k2p",
+    "hunter2",
+    "ceo-desktop",
+    UID,
+    OTHER_UID,
+    "gpu-node-07",
+    "secret",
+    "gpu-3f",
+)
 """The names and UIDs that must not be in an archive whose names are hidden."""
+AGENT = AgentView("test", 1, BEGINNING, plugin_only=False, node="gpu-3f.example.com")
 KUBELET_CONFIG = """\
 kind: KubeletConfiguration
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -107,7 +119,7 @@ def host(tmp_path: Path) -> Path:
     view = replace(snapshot.take(kernel, Settings(), IDS, SimClock(), ledger), problems=(note,))
     for path, content in {
         "var/lib/gpuvirt/ledger.json": agentstate.LEDGER.encode(ledger),
-        "run/gpuvirt/node.json": msgspec.json.encode(view),
+        "run/gpuvirt/node.json": msgspec.json.encode(replace(view, agent=AGENT)),
         "var/lib/kubelet/config.yaml": KUBELET_CONFIG.encode(),
         "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint": checkpoint.encode(
             Data(
@@ -215,7 +227,7 @@ def test_hiding_names_changes_only_names(host: Path, tmp_path: Path) -> None:
     assert whole.keys() == hidden.keys()
     changed = {path for path in whole if whole[path] != hidden[path]}
     assert {path.rpartition("/")[2] for path in changed} <= {
-        "MANIFEST.json", "devices.json", "node.json", "ledger.json", "kubelet_internal_checkpoint",
+        "MANIFEST.json", "devices.json", "doctor.json", "node.json", "ledger.json", "kubelet_internal_checkpoint",
         "shares.json", SPEC.rpartition("/")[2],
     }  # fmt: skip
 

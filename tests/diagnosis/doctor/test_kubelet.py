@@ -192,6 +192,20 @@ def test_a_count_that_differs_from_the_kubelets_is_reported(folder: Path) -> Non
     assert "only the agent has 0000:ca:00.0, only the kubelet has 0000:00:00.0" in one.message
 
 
+@pytest.mark.parametrize(("name", "shown"), [("node01", "node01"), (None, "NODE")])
+def test_a_fix_has_the_name_of_the_node_that_the_agent_knows(folder: Path, name: str | None, shown: str) -> None:
+    seen = with_agent(folder)
+    assert seen.view.agent is not None
+    (folder / "config.yaml").unlink()
+    without_vgpus = evidence(host(simulated="2xA10-vgpu"), folder)
+    view = replace(without_vgpus.view, agent=replace(seen.view.agent, node=name))
+    report = diagnosis.report(replace(without_vgpus, view=view))
+    fix = f"kubectl label --overwrite node {shown} nvidia.com/vgpu.config=A10-24Q"
+    assert fix in found(report, FindingCode.VFS_OFF).fix
+    unread = next(finding for finding in findings(report) if finding.subject == "the kubelet's configuration")
+    assert unread.fix == (f"kubectl get --raw /api/v1/nodes/{shown}/proxy/configz",)
+
+
 @pytest.mark.parametrize("text", ["{}", "topologyManagerPolicy: none", "kind: KubeletConfiguration\nx: {y: [1]}"])
 def test_kubelet_policies_without_numa_alignment_are_reported(folder: Path, text: str) -> None:
     (folder / "config.yaml").write_text(text)

@@ -51,7 +51,9 @@ class Pseudonyms:
             self.consumer(consumer)
 
     def learn_view(self, view: NodeView) -> None:
-        """Learn the names of the pods in a NodeView."""
+        """Learn the names of the node and the pods in a NodeView."""
+        if view.agent is not None and view.agent.node is not None:
+            self._nodes |= dict.fromkeys((view.agent.node, view.agent.node.partition(".")[0]), self.node)
         gpus = (*view.gpus, *view.functions)
         users = [user for gpu in gpus for user in gpu.users]
         users += [user for gpu in gpus for vgpu in gpu.vgpus for user in vgpu.users]
@@ -143,7 +145,7 @@ class Pseudonyms:
         return self._pods[pod] if pod is not None else known
 
 
-WITH_NAMES = frozenset({"users", "allocated_to", "subject", "message", "seen", "places", "fix"})
+WITH_NAMES = frozenset({"node", "users", "allocated_to", "subject", "message", "seen", "places", "fix"})
 """The fields of a NodeView that may contain names."""
 WITHOUT_PSEUDONYM = frozenset({"vms"})
 """Fields with names that are derived from names of pods; they are removed where names are hidden."""

@@ -44,7 +44,7 @@ def vgpus(evidence: Evidence) -> Iterator[Finding]:
 def _made_by(evidence: Evidence, gpu: Gpu, name: str) -> tuple[str, ...]:
     """Return what makes vGPUs of a type on a GPU: the agent by the node's label, or a command."""
     if evidence.view.agent is not None:
-        return (f'kubectl label --overwrite node "$(hostname)" {VGPU_CONFIG_LABEL}={name}',)
+        return (f"kubectl label --overwrite node {evidence.node} {VGPU_CONFIG_LABEL}={name}",)
     return (f"gpuvirt vgpu create {gpu.function.address} {name}",)
 
 

@@ -199,7 +199,7 @@ def policies(evidence: Evidence) -> Iterator[Finding]:
             "is not where kubeadm writes it, so the kubelet's policies are unknown",
             (Seen.absent(kubelet.config_file),),
             why=f"the GPUs are on NUMA nodes {', '.join(map(str, nodes))}",
-            fix=('kubectl get --raw "/api/v1/nodes/$(hostname)/proxy/configz"',),
+            fix=(f"kubectl get --raw /api/v1/nodes/{evidence.node}/proxy/configz",),
         )
         return
     desired = {

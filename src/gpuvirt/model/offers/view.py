@@ -33,6 +33,8 @@ class AgentView(msgspec.Struct, frozen=True):
     plugin_only: bool
     vfio_nodes: VfioNodes = VfioNodes.BOTH
     """Its setting; an agent that is older than this field gives both."""
+    node: str | None = None
+    """The name of its node; None outside a cluster, and in a view of an older agent."""
 
 
 class DeviceView(msgspec.Struct, frozen=True):
