@@ -98,13 +98,13 @@ async def test_a_resource_that_is_no_name_is_refused(tmp_path: Path) -> None:
     assert "--resource" in err.decode()
 
 
-@pytest.mark.parametrize("asks", [("nvidia.com/shares",), ("nvidia.com/shares", "--watch")])
+@pytest.mark.parametrize("asks", [("shares",), ("shares", "--watch"), ("why", "node/node01"), ("why", "pod/new")])
 async def test_a_resource_that_no_node_with_shared_gpus_has_is_refused(asks: tuple[str, ...], tmp_path: Path) -> None:
     api = PodApi()
     counted = {"capacity": {"nvidia.com/share": "1000", "cpu": "8"}, "allocatable": {"nvidia.com/share": "1000"}}
     api.put("nodes", {**node("node01", a=1000), "status": counted})
     api.put("nodes", {**node("node02"), "status": {"allocatable": {"nvidia.com/shares": "1"}}})
-    async with called(tmp_path, api, "shares", "--resource", *asks) as process:
+    async with called(tmp_path, api, *asks, "--resource", "nvidia.com/shares") as process:
         out, err = await process.communicate()
     assert (process.returncode, out) == (1, b""), err.decode()
     message = "NoSuchResource: nvidia.com/shares is no resource of the nodes with shared GPUs; did you mean"

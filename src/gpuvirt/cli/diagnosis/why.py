@@ -1,5 +1,7 @@
 """`gpuvirt why`: the finding that keeps a device from VMs, a VM or pod from its devices, or pods from a node."""
 
+import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +19,7 @@ from gpuvirt.cli.output.tables import NOTHING, Column, Table, console, say
 from gpuvirt.cli.parameters import apiserver, completion, options
 from gpuvirt.diagnosis.clusterreading import ask, ask_node
 from gpuvirt.diagnosis.explaining import explain_device
+from gpuvirt.diagnosis.sharesreading import verify_resource
 from gpuvirt.diagnosis.target import is_target, joined_target, node_target, object_target
 from gpuvirt.diagnosis.vms import vmexplanation
 from gpuvirt.diagnosis.vms.vmevidence import ObjectKind, ObjectRef
@@ -25,6 +28,8 @@ from gpuvirt.diagnosis.vms.vmfindings import counts_text
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import NodeName, ObjectName, ResourceName
 from gpuvirt.kube.access.credentials import Credentials
+from gpuvirt.kube.client import Client
+from gpuvirt.kube.failures import ForbiddenError
 from gpuvirt.model.offers.ondemand.typesannotation import with_type
 from gpuvirt.model.shares.demand import WHOLE, Units
 from gpuvirt.model.shares.sharedgpus import UNITS_RESOURCE
@@ -89,12 +94,12 @@ def why(  # noqa: PLR0913  one parameter an option
     """
     chosen = _target_of(target, name)
     if chosen.node is not None:
-        sharing = Sharing(options.resource_of(resource), Units(units))
-        _explain_node(chosen.node, apiserver.asked_credentials(kubeconfig, context), output, sharing)
+        credentials = apiserver.asked_credentials(kubeconfig, context)
+        _explain_node(chosen.node, credentials, output, _sharing(resource, units, credentials))
         return
     if chosen.found is not None:
-        sharing = Sharing(options.resource_of(resource), Units(units))
-        _explain_vm(chosen.found, apiserver.asked_credentials(kubeconfig, context), namespace, output, sharing)
+        credentials = apiserver.asked_credentials(kubeconfig, context)
+        _explain_vm(chosen.found, credentials, namespace, output, _sharing(resource, units, credentials))
         return
     where = HostFolders(host_root, system_root, kubelet_dir)
     kernel, around = surroundings(where, config, pci_ids, KubeVirtAt(kubevirt, kubeconfig, context))
@@ -125,6 +130,15 @@ def _target_of(text: str, name: str | None) -> _Target:
             param_hint=TARGETS,
         )
     return target
+
+
+def _sharing(resource: str, units: int, credentials: Credentials) -> Sharing:
+    """Return how the cluster shares GPUs; raise NoSuchResourceError for another resource than its nodes have."""
+    sharing = Sharing(options.resource_of(resource), Units(units))
+    if sharing.resource != UNITS_RESOURCE:  # the default need not exist: the cluster may share no GPUs
+        with suppress(ForbiddenError):  # unknown: the nodes are reported as unread where they matter
+            asyncio.run(verify_resource(Client(credentials), sharing.resource))
+    return sharing
 
 
 def _explain_vm(
