@@ -12,7 +12,7 @@ from gpuvirt.agent.change.observation import observe
 from gpuvirt.agent.known import snapshot
 from gpuvirt.cli.changes.vgpuchanges import would
 from gpuvirt.clock import RealClock
-from gpuvirt.facts.ids import PciAddress
+from gpuvirt.facts.ids import IommuGroup, PciAddress
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredGpu, DesiredVgpus
 from gpuvirt.model.desired.settings import Settings
@@ -26,7 +26,7 @@ from tests.agent.change.hostunit import A10, L40S, HostUnit
 from tests.agent.node.simnode import IDS
 from tests.cli.commandline import ran
 
-GPU, FREE = PciAddress("0000:3b:00.0"), PciAddress("0000:86:00.0")
+GPU, FREE, CARRYING = PciAddress("0000:3b:00.0"), PciAddress("0000:86:00.0"), PciAddress("0000:4b:00.0")
 CONFIGS = """version: v1
 vgpu-configs:
   present: [{devices: [0], vgpu-devices: {T4-8Q: 2}}]
@@ -86,6 +86,15 @@ def test_a_dry_run_names_the_process_that_the_change_would_meet(tmp_path: Path) 
     (reason,) = would(observe(unit.change_host, inputs()), A10, target).reasons
     assert reason.text.startswith(f"{ReasonCode.IN_USE}: {A10} is in use by python3 (pid {process.pid})")
     assert (unit.apply(target).reasons, unit.taken) == ((reason,), [])
+
+
+def test_only_a_dry_run_opens_vgpus_to_find_processes_that_are_not_shown(tmp_path: Path) -> None:
+    unit, target = HostUnit("2xA10-vgpu", CARRYING, tmp_path), DesiredGpu(vgpus=DesiredVgpus({"A10-4Q": 1}))
+    unit.kernel.vfio.open(IommuGroup(200), 4711)
+    seen = observe(unit.change_host, inputs())
+    assert would(seen, CARRYING, target).reasons == ()
+    (reason,) = would(seen, CARRYING, target, opens=True).reasons
+    assert (reason.code, "/dev/vfio/200 is open" in reason.text) == (ReasonCode.VGPU_IN_USE, True)
 
 
 def test_a_vgpu_stays_while_its_allocation_is_unknown(place: Place) -> None:

@@ -43,6 +43,16 @@ def test_bind_and_unbind(tmp_path: Path) -> None:
         assert (back.returncode, driver(tmp_path, gpu)) == (0, "nvidia"), back.stderr
 
 
+def test_a_dry_run_meets_the_user_that_the_unbind_would_meet(tmp_path: Path) -> None:
+    with mount(tmp_path / "host", "2xA10", "--nodes", "files"):
+        unbind = f"{VFIO} unbind 0000:65:00.0 --host-root host"
+        with (tmp_path / "host/dev/vfio/12").open("r+b"):
+            planned, done = shell(f"{unbind} --dry-run", tmp_path), shell(unbind, tmp_path)
+        assert (planned.returncode, planned.stdout) == (done.returncode, done.stdout)
+        assert (done.returncode, done.stdout.split(":")[0]) == (1, "InUse")
+        assert "/dev/vfio/12 is open in another process" in done.stdout
+
+
 def test_all_moves_what_it_can_and_fails_for_the_rest(tmp_path: Path) -> None:
     with mount(tmp_path / "host", "4xT4"):
         done = shell(f"{VFIO} bind --all --host-root host", tmp_path)

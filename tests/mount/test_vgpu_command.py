@@ -60,6 +60,26 @@ def test_one_by_one(tmp_path: Path) -> None:
         assert "no such vGPU" in unknown.stderr
 
 
+@pytest.mark.parametrize("change", ["vgpu delete", "vfio bind 0000:4b:00.0 --remove-vgpus"])
+def test_a_command_that_meets_a_user_of_a_vgpu_removes_nothing_and_its_dry_run_says_so(
+    tmp_path: Path, change: str
+) -> None:
+    """The simulated `/proc` does not show the process, as that of a container shows none of the host."""
+    listing = f"{VGPU} list --host-root host -o json"
+    with mount(tmp_path / "host", "2xA10-vgpu", "--nodes", "files"):
+        before = shell(listing, tmp_path).stdout
+        (used,) = (vgpu["id"] for vgpu in json.loads(before) if vgpu["group"] == 200)
+        command = f"{' '.join(GPUVIRT)} {change} {used if change == 'vgpu delete' else ''} --host-root host"
+        with (tmp_path / "host/dev/vfio/200").open("r+b"):
+            planned, done = shell(f"{command} --dry-run", tmp_path), shell(command, tmp_path)
+            assert (planned.returncode, planned.stdout) == (done.returncode, done.stdout)
+            assert (done.returncode, done.stdout.startswith(f"VgpuInUse: {used} ")) == (1, True), done.stdout
+            assert "/dev/vfio/200 is open in another process" in done.stdout
+            assert "a command has to be repeated" in done.stdout, "no agent changes the GPU later"
+            assert shell(listing, tmp_path).stdout == before
+        assert shell(command, tmp_path).returncode == 0
+
+
 def test_nvidias_command_line(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     with mount(tmp_path / "host", "4xT4"):

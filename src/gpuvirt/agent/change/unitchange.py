@@ -5,6 +5,7 @@ the same mode. The unit's gates let one change at a time run. A
 direct command removes one vGPU or sets the vGPU scheduler in the same way.
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
@@ -17,7 +18,7 @@ from gpuvirt.agent.change.gate.gate import UnitBusyError
 from gpuvirt.agent.change.observation import NOTHING, HostObservation, Learned, observe_unit
 from gpuvirt.agent.change.steps import proving
 from gpuvirt.agent.change.steps.changes import by_hand
-from gpuvirt.agent.change.steps.leasing import RefusedError
+from gpuvirt.agent.change.steps.leasing import RefusedError, why_busy
 from gpuvirt.agent.change.steps.vgpusteps import (
     MOST_ROUNDS,
     Run,
@@ -214,6 +215,31 @@ def foresee(observation: HostObservation, unit: UnitId, desired: DesiredUnit) ->
     plan = plan_unit(state, unit, desired)
     hindered = hindrances(observation, state, plan)
     return Outcome(vgpus={phase.gpu: (*phase.refusals, *hindered[phase.gpu]) for phase in plan.vgpus})
+
+
+def with_unseen_users(observation: HostObservation, phase: VgpuPlan) -> HostObservation:
+    """Return the observation with the processes, missing from `/proc`, that have vGPUs open which a phase removes."""
+    gpu, state, users = phase.gpu, observation.gpu_state(phase.gpu), dict[VgpuId, str]()
+    kernel, removed = (
+        observation.change_host.kernel,
+        {step.vgpu for step in phase.steps if isinstance(step, RemoveVgpu)},
+    )
+    if state is None or not removed:
+        return observation
+    with contextlib.suppress(RefusedError):  # unknown: `obstacles` has the reason
+        for live in (live for live in state.host.live if live.id in removed):
+            for claim in claims(kernel, observation.inventory, state.host, live):
+                if (user := why_busy(kernel, claim.group)) is not None:
+                    users[live.id] = user
+    return replace(observation, learned={**observation.learned, gpu: Learned(in_use=users)}) if users else observation
+
+
+def unseen_users(observation: HostObservation, plan: DriverPlan) -> Iterator[Reason]:
+    """Yield why groups that a plan leases can't be leased now: a process that `/proc` does not show has them open."""
+    for group in plan.leases:
+        if (user := why_busy(observation.change_host.kernel, group)) is not None:
+            subject = observation.inventory.groups[group][0]
+            yield refusals.in_use(subject, (), forcible=False, unseen=user)
 
 
 def hindrances(observation: HostObservation, state: UnitState, plan: Plan) -> Mapping[PciAddress, tuple[Reason, ...]]:

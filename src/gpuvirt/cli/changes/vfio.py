@@ -10,7 +10,7 @@ import typer
 from msgspec.structs import replace
 
 from gpuvirt.agent.change.observation import observe
-from gpuvirt.agent.change.unitchange import hindrances
+from gpuvirt.agent.change.unitchange import hindrances, unseen_users, with_unseen_users
 from gpuvirt.cli.changes import commandhost
 from gpuvirt.cli.changes.commandhost import Host, changed_in_worker
 from gpuvirt.cli.formats import ListFormat, ListOutput, Output
@@ -190,19 +190,24 @@ def change(host: Host, desired: DesiredGpu, chosen: Chosen, output: Output, *, d
     seen = observe(host.change_host, host.inputs)
     heads = _heads(seen.inventory, chosen)
     emptied = {head: desired.vgpus for head in heads if desired.vgpus is not None and head in seen.inventory.gpus}
-    state = seen.host_state(emptied)
     units = {
         unit: {gpu: replace(desired, vgpus=emptied.get(gpu)) for gpu in members if gpu in heads}
         for unit, members in sorted(seen.inventory.units.items())
         if not set(heads).isdisjoint(members)
     }
+    state = seen.host_state(emptied)
     plans = {unit: plan_unit(state, unit, target) for unit, target in units.items()}
+    for phase in chain.from_iterable(plan.emptied for plan in plans.values()):
+        seen = with_unseen_users(seen, phase)
+    if seen.learned:
+        state = seen.host_state(emptied)
+        plans = {unit: plan_unit(state, unit, target) for unit, target in units.items()}
     if host.inputs.forced and not dry_run:
         _ask(plans.values())
     missing = _why_not_loadable(host, [plan.drivers for plan in plans.values()])
     results: list[VfioResult] = []
     for unit, plan in plans.items():
-        hindered = tuple(chain.from_iterable(hindrances(seen, state, plan).values()))
+        hindered = (*chain.from_iterable(hindrances(seen, state, plan).values()), *unseen_users(seen, plan.drivers))
         would = _would(host, plan, units[unit], hindered or (missing if _loads_vfio_pci(plan.drivers) else ()))
         quiet = output is not Output.TABLE
         if not dry_run and not would.reasons:

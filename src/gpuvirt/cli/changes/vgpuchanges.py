@@ -62,9 +62,12 @@ def gpus_named(seen: HostObservation, addresses: Iterable[str]) -> list[PciAddre
     return found
 
 
-def would(seen: HostObservation, gpu: PciAddress, desired: DesiredGpu) -> VgpuResult:
-    """Return the expected result of a change of a GPU."""
+def would(seen: HostObservation, gpu: PciAddress, desired: DesiredGpu, *, opens: bool = False) -> VgpuResult:
+    """Return the expected result of a change of a GPU; `opens`: also try whether a process has its vGPUs open."""
     unit = {gpu: desired}
+    if opens:
+        plan = plan_unit(seen.unit_state(unit), seen.inventory.gpus[gpu].unit, unit)
+        seen = unitchange.with_unseen_users(seen, plan.vgpus_of(gpu))
     state = seen.unit_state(unit)
     plan = plan_unit(state, seen.inventory.gpus[gpu].unit, unit)
     steps = (*(step.text for step in plan.steps), *plan.later)
@@ -103,8 +106,9 @@ def removed(
     """Remove one vGPU, and return the result, the expected one in a dry run; `seen` has the GPU's isolation unit."""
     if (managed := _managed(here, gpu)) is not None:
         return managed
-    if dry_run:
-        plan = unitchange.plan_vgpu_removal(seen, gpu, vgpu)
+    held = unitchange.with_unseen_users(seen, unitchange.plan_vgpu_removal(seen, gpu, vgpu))
+    if dry_run or held is not seen:
+        plan = unitchange.plan_vgpu_removal(held, gpu, vgpu)
         return VgpuResult(gpu, tuple(step.text for step in plan.steps), (*plan.refusals, *plan.pending), None)
     report, taken = step_reporter(quiet=quiet)
     unit, desired = seen.inventory.gpus[gpu].unit, {gpu: DesiredGpu(vgpus=DesiredVgpus())}
@@ -256,7 +260,7 @@ def _change(
 ) -> None:
     results: list[VgpuResult] = []
     for gpu, desired_gpu in sorted(desired.items()):
-        expected = would(seen, gpu, desired_gpu)
+        expected = would(seen, gpu, desired_gpu, opens=dry_run)
         result = expected
         if expected.steps or expected.reasons:
             refused = _managed(here, gpu, desired_gpu)

@@ -73,7 +73,7 @@ def plan_removal(state: UnitState, gpu: PciAddress, vgpu: VgpuId) -> VgpuPlan:
     if isinstance(live.type, Unread):
         return VgpuPlan(gpu, refusals=(refusals.unread(vgpu, live.type),))
     if users := gpu_state.users.get(vgpu, ()):
-        return VgpuPlan(gpu, pending=(shortfalls.vgpu_in_use(live, users),))
+        return VgpuPlan(gpu, pending=(shortfalls.vgpu_in_use(live, users, "can't be removed"),))
     return _unless_allocated(state, VgpuPlan(gpu, steps=(RemoveVgpu(vgpu, live.type, live.parent),)))
 
 

@@ -31,7 +31,8 @@ def vgpu_in_use(vgpu: LiveVgpu, users: Sequence[str], why: str = "is no longer d
 
 def still_used(subject: str, message: str, *seen: Seen) -> Reason:
     """A vGPU, or a VM on a GPU, delays a change."""
-    return Reason(ReasonCode.VGPU_IN_USE, subject, message, seen, "stop those users; the GPU is then changed")
+    fix = "stop those users; an agent then changes the GPU, a command has to be repeated"
+    return Reason(ReasonCode.VGPU_IN_USE, subject, message, seen, fix)
 
 
 def vgpu_keeps_mode(vgpu: LiveVgpu, users: Sequence[str], step: str) -> Reason:

@@ -98,6 +98,20 @@ def _hold(kernel: Kernel, claim: GroupClaim) -> Iterator[None]:
         yield
 
 
+def why_busy(kernel: Kernel, group: IommuGroup) -> str | None:
+    """Open and close a group; return why that failed if a process has it open.
+
+    The group is busy for a moment, so no pod may have a device of it.
+    """
+    try:
+        with kernel.lease(group):
+            return None
+    except DeviceBusyError as error:
+        return str(error)
+    except LeaseUnavailableError:
+        return None  # unknown: the change searches the processes, or refuses
+
+
 def verify_unused(kernel: Kernel, claims: Sequence[GroupClaim], lease_problem: str | None) -> None:
     """Search all processes for users of groups; raise InUseError.
 
