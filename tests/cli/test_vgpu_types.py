@@ -28,10 +28,20 @@ def test_a_type_fits_as_often_as_the_card_holds_it(host: str, gpu: str, left: di
 @pytest.mark.parametrize(
     ("driver", "board", "modules", "why"),
     [
-        ("nvidia", "A10", ("nvidia",), "its driver nvidia creates no vGPUs on it; the vGPU manager's driver does"),
-        ("nvidia", "RTX4090", ("nvidia",), "its driver nvidia creates no vGPUs on it; the vGPU manager's driver does"),
-        ("nvidia", "A10", ("nvidia", "nvidia_vgpu_vfio"), "its VFs are off"),
-        ("vfio-pci", "A10", (), "it is bound to a VFIO driver"),
+        (
+            "nvidia",
+            "A10",
+            ("nvidia",),
+            "can't carry vGPUs: its driver nvidia creates no vGPUs on it; the vGPU manager's driver does",
+        ),
+        (
+            "nvidia",
+            "RTX4090",
+            ("nvidia",),
+            "can't carry vGPUs: its driver nvidia creates no vGPUs on it; the vGPU manager's driver does",
+        ),
+        ("nvidia", "A10", ("nvidia", "nvidia_vgpu_vfio"), "carries no vGPUs, since its VFs are off"),
+        ("vfio-pci", "A10", (), "can't carry vGPUs: it is bound to a VFIO driver"),
     ],
 )
 @pytest.mark.parametrize("command", [("types",), ("types", "65:00.0"), ("scheduler", "get")])
@@ -43,8 +53,25 @@ def test_a_host_on_which_no_gpu_can_carry_vgpus_is_told_what_it_needs(
     done = ran("vgpu", *command, "--host-root", str(tmp_path))
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
-    assert text.startswith("No GPU of this host can carry vGPUs now NoVgpuHost: 0000:65:00.0 can't carry vGPUs: ")
-    assert f"can't carry vGPUs: {why}" in text
+    assert text.startswith("No GPU to list now ")
+    assert f": 0000:65:00.0 {why}" in text
+
+
+@pytest.mark.parametrize(("manager", "lacks"), [("host", False), ("none", True)])
+def test_a_gpu_whose_vfs_are_off_is_listed_with_what_switches_them_on(manager: str, lacks: bool) -> None:
+    run = ("sim", "run", "-H", "2xA10-vgpu", "--vgpu-manager", manager, "--", "sh", "-c")
+    done = gpuvirt(*run, "gpuvirt vgpu types; gpuvirt vgpu create 0000:b1:00.0 A10-24Q")
+    text = " ".join(done.stdout.split())
+    assert text.startswith("GPU TYPE")
+    fix = "gpuvirt vgpu create 0000:b1:00.0 TYPE, gpuvirt vgpu apply, or the agent for a vGPU config, switches them on"
+    assert (fix in text, "0000:b1:00.0: carries 1 A10-24Q" in text) == (not lacks, not lacks)
+    missing = (
+        "PrerequisiteMissing: 0000:b1:00.0 carries no vGPUs, since its VFs are off and the step that switches them on"
+        " needs sriov-manage, which is not installed"
+    )
+    assert text.count(missing) == 2 * lacks, "the list has the reason of the refusal"
+    assert text.count("fix: install NVIDIA's vGPU manager on the host") == 2 * lacks
+    assert "0000:b1:00.0: switch its VFs on" not in text or not lacks
 
 
 @pytest.mark.parametrize("modules", [(), ("nvidia", "nvidia_vgpu_vfio")], ids=["not loaded", "the vGPU manager's"])

@@ -99,10 +99,12 @@ def _obstacles(
         match step:
             case DisableVfs(gpu):
                 if _is_on_nvidias_driver(state.inventory, gpu):
-                    yield from _missing(change_host, phase.gpu, Program.SRIOV_MANAGE, step)
+                    yield from _missing(change_host, gpu, f"keeps its vGPUs, since a later step ({step.text})")
                 if not phase.pending:
                     verify_vfs_removable(change_host.kernel, state.inventory, gpu)
             case EnableVfs(gpu) | SetMigMode(gpu) | SetMixedSizes(gpu):
+                if isinstance(step, EnableVfs) and _is_on_nvidias_driver(state.inventory, gpu):
+                    yield from why_no_vfs(change_host, gpu)
                 proving.walked(change_host.kernel, [gpu], answered=_is_on_nvidias_driver(state.inventory, gpu))
             case RemoveVgpu(vgpu) if gpu_state is not None:
                 live = next(live for live in gpu_state.host.live if live.id == vgpu)
@@ -134,13 +136,19 @@ def _is_on_nvidias_driver(inventory: Inventory, gpu: PciAddress) -> bool:
     return function.id.vendor == NVIDIA and function.driver == NVIDIA_DRIVER
 
 
-def _missing(change_host: ChangeHost, gpu: PciAddress, program: Program, step: VgpuStep) -> Iterator[Reason]:
+def why_no_vfs(change_host: ChangeHost, gpu: PciAddress) -> Iterator[Reason]:
+    """Yield why the VFs of a GPU on NVIDIA's driver can't be switched on: the program for that is missing."""
+    yield from _missing(change_host, gpu, "carries no vGPUs, since its VFs are off and the step that switches them on")
+
+
+def _missing(change_host: ChangeHost, gpu: PciAddress, what: str) -> Iterator[Reason]:
+    program = Program.SRIOV_MANAGE
     try:
         change_host.tools.demand(program)
     except ToolMissingError as error:
         yield refusals.prerequisite_missing(
             gpu,
-            f"keeps its vGPUs, since a later step needs {program}, which is not installed: {step.text}",
+            f"{what} needs {program}, which is not installed",
             "install NVIDIA's vGPU manager on the host, or check that its container runs on this node (label"
             " nvidia.com/gpu.deploy.vgpu-manager=true)",
             Seen("", error.output or str(error)),

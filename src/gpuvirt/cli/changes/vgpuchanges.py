@@ -24,7 +24,7 @@ from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredVgpus
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.vgpus.desiredvgpus import config_gpus, desired_vgpus_of
 from gpuvirt.model.change.vgpus.gpustate import GpuState
-from gpuvirt.model.change.vgpus.vgpuplanning import no_host, unknown_after_bind
+from gpuvirt.model.change.vgpus.vgpuplanning import lacks_vfs, no_host, unknown_after_bind
 from gpuvirt.model.desired.configchoice import desired
 from gpuvirt.model.desired.vgpuconfig import ConfigEntry, Note, NoteCode
 from gpuvirt.model.reasons import Reason, ReasonCode, refusals
@@ -50,7 +50,9 @@ def no_vgpu_hosts(seen: HostObservation, gpus: Iterable[PciAddress]) -> Iterator
     """Yield why GPUs can't carry vGPUs now; a GPU that can has no reason."""
     for gpu in gpus:
         if seen.gpu_state(gpu) is None:
-            yield no_host(seen.inventory.facts, gpu)
+            reason, off = no_host(seen.inventory.facts, gpu), lacks_vfs(seen.inventory.facts.functions[gpu])
+            has_manager = seen.inventory.facts.platform.vgpu_manager is True  # unknown: `no_host` says it
+            yield next(unitchange.why_no_vfs(seen.change_host, gpu) if off and has_manager else iter(()), reason)
 
 
 def gpus_named(seen: HostObservation, addresses: Iterable[str]) -> list[PciAddress]:

@@ -254,17 +254,17 @@ def vgpus(rows: Sequence[VgpuRow], layout: Layout) -> None:
 
 
 def no_vgpu_hosts(out: Console, why: Iterable[Reason], layout: Layout) -> None:
-    """Print why no GPU of a list can carry vGPUs now, by GPU; a list without headings is for programs."""
+    """Print that a list has no GPU, and why, by GPU; a list without headings is for programs."""
     if not layout.headings:
         return
     reasons = list(why)
-    out.print(f"No GPU of this host can carry vGPUs now{'' if reasons else '; see: gpuvirt doctor'}")
+    out.print(f"No GPU to list now{'' if reasons else '; see: gpuvirt doctor'}")
     for reason in reasons:
         render.say_reason(out, reason, style="yellow")
 
 
 def types(rows: Sequence[TypeRow], why_none: Iterable[Reason], layout: Layout) -> None:
-    """Print the table of vGPU types; `why_none`: why no GPU has any."""
+    """Print the table of vGPU types; `why_none`: why GPUs have none."""
     out = console()
     if not rows:
         no_vgpu_hosts(out, why_none, layout)
@@ -274,6 +274,8 @@ def types(rows: Sequence[TypeRow], why_none: Iterable[Reason], layout: Layout) -
         in_configs = NOTHING if is_vf_type(row.type) else row.name
         table.add(row.gpu, row.type, in_configs, str(row.there), str(row.left))
     table.print(out, layout)
+    for reason in why_none if layout.headings else ():
+        render.say_reason(out, reason, style="yellow")
 
 
 def vgpu_results(done: Sequence[VgpuResult], *, output: Output, dry_run: bool, unfit: bool = False) -> None:

@@ -123,13 +123,14 @@ def driver_not_loaded(gpu: PciAddress) -> Reason:
     why = "NVIDIA's driver is not loaded, so it is not known whether it is the vGPU manager's, which creates vGPUs"
     fix = "check that NVIDIA's vGPU manager is installed on this host (modinfo nvidia_vgpu_vfio), or install it"
     places = Seen.absent(sysfs.NVIDIA_VERSION), Seen.absent(sysfs.VGPU_MANAGER)
-    return _no_host(gpu, why, fix, *places, certain=False)
+    return _no_host(gpu, why, fix, *places, what="may not carry vGPUs")
 
 
 def vfs_off(gpu: PciAddress) -> Reason:
     """The GPU has no VFs yet, of which each carries a vGPU."""
-    fix = "end what uses it: then gpuvirt's agent, or vgpu apply, switches them on, with the vGPU manager's driver"
-    return _no_host(gpu, "its VFs are off", fix, Seen(sysfs.device_path(gpu, "sriov_numvfs"), "0"))
+    fix = f"gpuvirt vgpu create {gpu} TYPE, gpuvirt vgpu apply, or the agent for a vGPU config, switches them on"
+    seen = Seen(sysfs.device_path(gpu, "sriov_numvfs"), "0")
+    return _no_host(gpu, "its VFs are off", fix, seen, what="carries no vGPUs and lists no types yet")
 
 
 def gone(gpu: PciAddress) -> Reason:
@@ -138,9 +139,8 @@ def gone(gpu: PciAddress) -> Reason:
     return _no_host(gpu, "this host has no such GPU", fix, Seen.absent(sysfs.device_path(gpu)))
 
 
-def _no_host(gpu: PciAddress, why: str, fix: str, *seen: Seen, certain: bool = True) -> Reason:
-    verb = "can't" if certain else "may not"
-    return Reason(ReasonCode.NO_VGPU_HOST, gpu, f"{verb} carry vGPUs: {why}", seen, fix)
+def _no_host(gpu: PciAddress, why: str, fix: str, *seen: Seen, what: str = "can't carry vGPUs") -> Reason:
+    return Reason(ReasonCode.NO_VGPU_HOST, gpu, f"{what}: {why}", seen, fix)
 
 
 def type_rejected(parent: PciAddress, seen: Seen) -> Reason:

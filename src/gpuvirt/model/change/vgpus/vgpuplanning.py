@@ -92,7 +92,7 @@ def plan_gpu(facts: Facts, gpu: PciAddress, gpu_state: GpuState | None, desired:
         if not (desired.on_demand or any(desired.types.values())):
             return VgpuPlan(gpu)
         # unknown: without an observation, as in a plan for another node; that node's own plan has one
-        if _lacks_vfs(function) and facts.platform.vgpu_manager in {True, None}:
+        if lacks_vfs(function) and facts.platform.vgpu_manager in {True, None}:
             return VgpuPlan(gpu, steps=(EnableVfs(gpu),))
         return VgpuPlan(gpu, refusals=(no_host(facts, gpu),))
     if desired.on_demand:
@@ -124,7 +124,8 @@ def _is_native(function: PciFunction) -> bool:
     return isinstance(function.driver, str) and not function.on_vfio and not function.is_idle
 
 
-def _lacks_vfs(function: PciFunction) -> bool:
+def lacks_vfs(function: PciFunction) -> bool:
+    """Return whether a GPU on NVIDIA's driver carries vGPUs only once its VFs are on."""
     has_vfs = bool(function.sriov_total_vfs)
     return _is_native(function) and function.id.vendor == NVIDIA and has_vfs and not function.virtfns
 
@@ -134,11 +135,11 @@ def no_host(facts: Facts, gpu: PciAddress) -> Reason:
     function, manager = facts.functions[gpu], facts.platform.vgpu_manager
     if _is_native(function) and catalog.in_display_mode(function):
         return shortfalls.display_mode(function)
-    if _lacks_vfs(function) and isinstance(manager, Unread):
+    if lacks_vfs(function) and isinstance(manager, Unread):
         return refusals.unread(gpu, manager)
     if _is_native(function) and function.id.vendor == NVIDIA and manager is False:  # unknown: below
         return shortfalls.no_vgpu_manager(function, _why_no_host(function))
-    if _lacks_vfs(function):
+    if lacks_vfs(function):
         return shortfalls.vfs_off(gpu)
     return shortfalls.no_vgpu_host(function, _why_no_host(function))
 
