@@ -141,6 +141,16 @@ def test_a_gpu_whose_memory_has_no_address_is_no_gpu_for_vms_with_any_driver(tmp
     assert [[reason["code"] for reason in row["reasons"]] for row in rows] == [["BarUnassigned"], []]
 
 
+def test_a_gpu_on_a_driver_that_only_reserves_it_serves_nobody(tmp_path: Path) -> None:
+    export(host(driver="pci-stub"), tmp_path)
+    for command in ("devices", "doctor"):
+        text = " ".join(ran(command, "--host-root", str(tmp_path)).stdout.split())
+        assert f"NoDriver: {A10} is bound to pci-stub, which only reserves it: neither the host nor a VM can" in text
+        assert f"gpuvirt vfio bind {A10}, or mode: passthrough" in text
+    (row, *_) = json.loads(ran("devices", "--host-root", str(tmp_path), "-o", "json").stdout)["gpus"]
+    assert (row["address"], row["mode"]) == (A10, "unbound")
+
+
 def test_force_asks_about_the_devices_that_it_unbinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
     done = vfio(tmp_path, "4xT4", "bind", T4, "--force")

@@ -75,8 +75,7 @@ def _vfs_off(evidence: Evidence, gpu: Gpu, total: int) -> Finding:
         (Seen(device_path(address, "virtfn*"), "none"), Seen(VGPU_MANAGER, "loaded")),
         why="since Ampere, vGPUs are created on VFs",
         fix=(
-            f"# switches on the VFs that it needs; gpuvirt vgpu types {address} then lists the other types, and says"
-            " before whether the program for that is missing",
+            f"# switches on the VFs; what is missing for that, and then the types: gpuvirt vgpu types {address}",
             *_made_by(evidence, gpu, name),
         ),
     )

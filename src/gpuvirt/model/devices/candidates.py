@@ -234,7 +234,9 @@ def why_native(inventory: Inventory, function: PciFunction) -> Reason:
         return _without_driver(inventory, function)
     if function.virtfns:
         return refusals.vfs_enabled(function)
-    return _native_driver(function.address, function.driver, _to_bind(inventory, function))
+    address, driver, to_bind = function.address, function.driver, _to_bind(inventory, function)
+    is_stub = function.is_idle
+    return notoffered.no_driver(address, to_bind, stub=driver) if is_stub else _native_driver(address, driver, to_bind)
 
 
 def _to_bind(inventory: Inventory, function: PciFunction) -> str:

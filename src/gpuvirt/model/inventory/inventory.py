@@ -30,7 +30,7 @@ class Mode(StrEnum):
     SHARED = "shared"
     """By pods, in units: the GPU is bound to its native driver, and mode `shared` is desired."""
     UNBOUND = "unbound"
-    """None: the GPU has no driver."""
+    """None: the GPU has no driver, or one that only reserves it."""
     UNKNOWN = "unknown"
     """The driver could not be read."""
 
@@ -125,7 +125,7 @@ def mode_of(function: PciFunction, vgpu_host: VgpuHost | None) -> Mode:
         return Mode.PASSTHROUGH
     if vgpu_host is not None:
         return Mode.VGPU
-    return Mode.UNBOUND if function.driver is None else Mode.CONTAINER
+    return Mode.UNBOUND if function.is_idle else Mode.CONTAINER
 
 
 def malformed_entries(facts: Facts) -> Iterator[Reason]:

@@ -167,11 +167,17 @@ BY_AGENT = "or mode: passthrough in the agent's settings, to offer it to VMs"
 
 
 def no_driver(
-    address: str, to_bind: str = "", *, carries_vgpus: bool = False, by_hand: bool = False, is_left: bool = False
+    address: str,
+    to_bind: str = "",
+    *,
+    carries_vgpus: bool = False,
+    by_hand: bool = False,
+    is_left: bool = False,
+    stub: str | None = None,
 ) -> Reason:
     """No driver has the function; `carries_vgpus`: NVIDIA's vGPU manager would create vGPUs on it.
 
-    `to_bind`: how it gets to VMs.
+    `to_bind`: how it gets to VMs. `stub`: the driver that only reserves it.
 
     `by_hand`: the host has NVSwitches, so that only an admin returns it to its driver. `is_left`: a change ends so.
     """
@@ -183,7 +189,9 @@ def no_driver(
     fix = f"{to_bind}; to return it to the host: {to_host}" if to_bind else to_host
     if carries_vgpus:
         fix += "; for vGPUs install NVIDIA's vGPU manager, whose driver the host lacks or has not bound to the GPU"
-    places = () if is_left else (driver_link(address, None),)
+    if stub is not None:
+        message = f"is bound to {stub}, which only reserves it: neither the host nor a VM can use it"
+    places = () if is_left else (driver_link(address, stub),)
     return Reason(ReasonCode.NO_DRIVER, address, message, places, fix)
 
 

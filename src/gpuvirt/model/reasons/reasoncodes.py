@@ -24,7 +24,8 @@ class ReasonCode(Code):
     NATIVE_DRIVER = _not_offered("NativeDriver", "the function is bound to a driver of the host", Level.OK)
     NO_DRIVER = _not_offered(
         "NoDriver",
-        "the function has no driver. On a host with NVSwitches an admin must probe the native driver, which may hang",
+        "the function has no driver, or one that only reserves it (`pci-stub`). On a host with NVSwitches an admin must"
+        " probe the native driver, which may hang",
     )
     NO_IOMMU_GROUP = _not_offered(
         "NoIommuGroup",
