@@ -41,6 +41,9 @@ KEEPS_DRIVER = frozenset(
 )
 """Why the agent does not bind a GPU to its desired driver."""
 
+DELAYS_WITHDRAWAL = KEEPS_DRIVER | {ReasonCode.VGPU_IN_USE}
+"""Why a device that is no longer offered has not changed yet."""
+
 FOR_VMS = "only for VMs, and pods share this GPU"
 CREATED = "of the vGPU that is created when a pod starts"
 NO_AGENT = "no agent runs on this host, which would offer it to pods"
@@ -187,6 +190,15 @@ class _Explainer:
         keeps_driver = [note for note in notes if note.subject == gpu.address and note.code in KEEPS_DRIVER]
         if keeps_driver and StageName.DRIVER in self._against:  # the agent would bind it, but this reason prevents that
             self._against[StageName.DRIVER] = keeps_driver[0]
+        withdrawn = self._against.get(StageName.OFFERED)
+        delays = (note for note in notes if note.subject == self._id and note.code in DELAYS_WITHDRAWAL)
+        if withdrawn is not None and withdrawn.code is ReasonCode.WITHDRAWN and (delay := next(delays, None)):
+            self._against[StageName.OFFERED] = replace(
+                withdrawn,
+                message=f"{withdrawn.message}; that waits ({delay.code}): it {delay.message}",
+                places=(*withdrawn.places, *delay.places),
+                fix=f"{delay.fix}; or {withdrawn.fix}",
+            )
         offered = vgpu.offered_as if vgpu is not None else gpu.offered_as
         offers = (resource for resource in evidence.view.resources if resource.name == offered)
         self._resource = on_demand or next(offers, None)

@@ -17,7 +17,7 @@ from gpuvirt.model.desired.gpumodes import DesiredMode
 from gpuvirt.model.desired.settings import Settings
 from gpuvirt.model.kubevirt.kubevirt import parse
 from gpuvirt.model.offers.view import AgentView, NodeView, ResourceView
-from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen
+from gpuvirt.model.reasons import FindingCode, Reason, ReasonCode, Seen, notoffered, refusals
 from gpuvirt.model.shares.otherplugins import registered_elsewhere
 from gpuvirt_sim.devices.nvidia import gpu_uuid
 from gpuvirt_sim.devices.platform import PlatformSpec
@@ -130,6 +130,20 @@ def test_a_refused_driver_change_is_the_blocker() -> None:
         refused.code,
         (refused.fix,),
     )
+
+
+def test_a_withdrawal_that_waits_names_what_it_waits_for() -> None:
+    seen, refused = evidence(host()), refusals.in_use(GPU, (), forcible=False, unseen="/dev/vfio/12 is open")
+    gone = tuple(
+        replace(gpu, reasons=(notoffered.withdrawn(GPU),)) if gpu.address == GPU else gpu for gpu in seen.view.gpus
+    )
+    explanation = explain_device(replace(seen, view=replace(seen.view, gpus=gone, problems=(refused,))), GPU)
+    assert explanation.blocker is not None
+    assert (blocked_at(explanation), explanation.blocker.code) == (StageName.OFFERED, ReasonCode.WITHDRAWN)
+    waits = "that waits (InUse): it can't be leased for the change: its IOMMU group is open"
+    assert waits in explanation.blocker.message
+    assert "/dev/vfio/12 is open" in str(explanation.blocker.seen)
+    assert explanation.blocker.fix == ("stop the VM that uses it; or to keep it for VMs, set mode passthrough for it",)
 
 
 def test_a_function_that_is_no_gpu_is_reported() -> None:
