@@ -50,10 +50,31 @@ def test_a_pod_without_a_vgpu_is_unchanged(pod: Pod, config: InjectionConfig) ->
     assert (found.refusal, found.operations, found.warnings) == (None, (), ())
 
 
-@given(pods(["runc", "", None], [MDEV, TYPE, "nvidia.com/vgpu"]), CONFIGS)
-def test_a_pod_of_another_class_is_unchanged(pod: Pod, config: InjectionConfig) -> None:
+@given(pods(["", None], [MDEV, TYPE, "nvidia.com/vgpu"]) | pods(["runc"], [WHOLE, "nvidia.com/vgpu"]), CONFIGS)
+def test_a_pod_of_no_class_or_without_a_vgpu_is_unchanged(pod: Pod, config: InjectionConfig) -> None:
     found = decided(pod, config)
     assert (found.refusal, found.operations, found.warnings) == (None, (), ())
+
+
+@pytest.mark.parametrize(
+    ("resources", "scheduler", "code"),
+    [
+        ({TYPE: 1}, "default-scheduler", ReasonCode.CLASS_NOT_CONFIGURED),
+        ({TYPE: 1, "nvidia.com/vgpu": 1}, "another", ReasonCode.CLASS_NOT_CONFIGURED),
+        ({TYPE: 1, "nvidia.com/vgpu": 1}, "default-scheduler", None),
+        ({"nvidia.com/vgpu": 1}, "default-scheduler", None),
+    ],
+)
+def test_a_pod_of_a_class_that_the_config_lacks_is_refused_unless_it_may_come_for_its_units(
+    resources: dict[str, Plain], scheduler: str, code: ReasonCode | None
+) -> None:
+    container: Plain = {"name": "main", "image": "x", "resources": {"limits": resources}}
+    found = decided(
+        {"metadata": {}, "spec": {"runtimeClassName": "new", "schedulerName": scheduler, "containers": [container]}},
+        HOT,
+    )
+    assert (found.refusal.code if found.refusal is not None else None) == code
+    assert found.refusal is None or "create the pod again in 2 minutes" in found.refusal.text
 
 
 @given(vgpu_pods(), CONFIGS)

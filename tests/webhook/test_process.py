@@ -85,7 +85,7 @@ async def test_pods_of_kata_with_a_vgpu_are_patched_over_tls(tmp_path: Path) -> 
         operations = patch(answer)
         assert isinstance(operations, list)
         assert len(operations) == 4
-        for other in (pod("nvidia.com/gpu"), pod(runtime_class="runc")):
+        for other in (pod("nvidia.com/gpu"), pod("nvidia.com/gpu", runtime_class="runc")):
             _, answer = await webhook.ask(review(object=other))
             assert response(answer) == {"uid": "u1", "allowed": True}
         _, answer = await webhook.ask(review(object=pod("nvidia.com/vgpu")))

@@ -164,10 +164,29 @@ def _scheduled(pod: Pod, config: InjectionConfig) -> Decision:
     """Have gpuvirt's scheduler place a pod with units; the API server sends those of namespaces that ask for it."""
     has_units = any(any(requests_of(placed, lambda resource: resource == config.units)) for placed in pod.placed())
     if not has_units or pod.spec.scheduler_name != DEFAULT_SCHEDULER:
-        return UNCHANGED
+        return _of_unread_class(pod, config)
     if (invalid := _annotation_invalid(pod)) is not None:
         return Decision(invalid)
     return Decision(operations=(Operation(Op.ADD, at("spec", "schedulerName"), SCHEDULER),))
+
+
+def _of_unread_class(pod: Pod, config: InjectionConfig) -> Decision:
+    """Refuse a pod with a vGPU that the API server sends for its RuntimeClass, which the config lacks."""
+    runtime_class = pod.spec.runtime_class_name
+    found = (request for placed in pod.placed() for request in requests_of(placed, config.is_vgpu))
+    vgpu = next(found, None) if runtime_class else None
+    if vgpu is None:
+        return UNCHANGED
+    return Decision(
+        Reason(
+            ReasonCode.CLASS_NOT_CONFIGURED,
+            "the pod",
+            f"requests {vgpu.resource}, and the webhook's config does not have its RuntimeClass {runtime_class} yet",
+            (Seen(vgpu.path),),
+            "create the pod again in 2 minutes; if it is still refused, gpuvirt_webhook_config_valid and the webhook's"
+            " log say what is wrong with its config",
+        )
+    )
 
 
 def _decided(pod: Pod, settings: ClassSettings, vgpus: tuple[Requested, ...], config: InjectionConfig) -> Decision:

@@ -523,6 +523,12 @@ class ReasonCode(Code):
         "the webhook has not read a valid config since it started",
         Level.ERROR,
     )
+    CLASS_NOT_CONFIGURED = _admission(
+        "ClassNotConfigured",
+        "the webhook has not read yet what pods of the pod's RuntimeClass get, for up to 2 minutes after its config has"
+        " changed",
+        Level.ERROR,
+    )
 
     SCHEDULE_INVALID = _schedule("ScheduleInvalid", "a field of the VgpuSchedule can't be used", Level.ERROR)
     CRON_LINE_INVALID = _schedule(
