@@ -151,6 +151,19 @@ def test_a_gpu_on_a_driver_that_only_reserves_it_serves_nobody(tmp_path: Path) -
     assert (row["address"], row["mode"]) == (A10, "unbound")
 
 
+def test_an_unbind_of_nouveau_is_warned_of_as_devices_does(tmp_path: Path) -> None:
+    export(host(driver="nouveau"), tmp_path)
+    where = ("--host-root", str(tmp_path))
+    warning = f"NativeDriver: {A10} is bound to nouveau, whose unbind can hang where the GPU shows a console"
+    assert warning in " ".join(ran("devices", *where).stdout.split())
+    assert warning in " ".join((status := ran("vfio", "status", *where).stdout).split())
+    assert f"{A10}  nouveau" in status
+    assert "possible: gpuvirt vfio bind" not in next(line for line in status.splitlines() if "nouveau" in line)
+    bind = ran("vfio", "bind", A10, "--dry-run", *where)
+    assert (bind.returncode, f"gpuvirt: {warning}" in bind.stderr) == (0, True), bind.stderr
+    assert "blacklist nouveau, and reboot" in bind.stderr
+
+
 def test_force_asks_about_the_devices_that_it_unbinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
     done = vfio(tmp_path, "4xT4", "bind", T4, "--force")

@@ -29,6 +29,9 @@ GROUP_FRIENDLY_DRIVERS = VFIO_DRIVERS | {"pci-stub", "pcieport", "mlx5_vfio_pci"
 STUB_DRIVERS = frozenset({"pci-stub", "pci-pf-stub"})
 """Drivers that only reserve a function. `sriov-manage` binds a GPU to pci-pf-stub while it switches VFs."""
 
+NOUVEAU = "nouveau"
+"""The kernel's own driver for NVIDIA's GPUs, whose unbind can hang where a GPU shows a console."""
+
 VENDOR_VFIO_DRIVER = "nvidia"
 """The driver that makes VFIO devices of VFs and stays their driver (vendor-VFIO vGPUs)."""
 

@@ -1,7 +1,7 @@
 """`gpuvirt vfio`: lists the drivers of GPUs, and binds GPUs to a VFIO driver and back."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Annotated
 
@@ -19,7 +19,7 @@ from gpuvirt.cli.output.changesrender import VfioResult
 from gpuvirt.cli.parameters import options
 from gpuvirt.diagnosis.checks.drivers import why_not_loadable
 from gpuvirt.facts.ids import PciAddress, slot_of
-from gpuvirt.facts.pci import FunctionKind, PciFunction
+from gpuvirt.facts.pci import NOUVEAU, FunctionKind, PciFunction
 from gpuvirt.hardware.host.platform import read_kernel
 from gpuvirt.model.change.desired import DesiredDriver, DesiredGpu, DesiredUnit, DesiredVgpus
 from gpuvirt.model.change.driverplanning import plan_units
@@ -27,6 +27,7 @@ from gpuvirt.model.change.nativedrivers import FALLBACK, is_head
 from gpuvirt.model.change.plan import DriverPlan, Plan
 from gpuvirt.model.change.planner import plan_unit
 from gpuvirt.model.change.steps import LoadModule, Unbind
+from gpuvirt.model.devices.candidates import why_native
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.inventory.isolation import UnitId
 from gpuvirt.model.reasons import Reason
@@ -92,7 +93,12 @@ def status(
     rows = [(address, plan_units(seen, {address: DesiredDriver.PASSTHROUGH})[0]) for address in listed]
     missing = _why_not_loadable(here, [plan for _, plan in rows])
     unfit = {
-        address: (*here.unfit.get(address, ()), *(missing if _loads_vfio_pci(plan) else ())) for address, plan in rows
+        address: (
+            *here.unfit.get(address, ()),
+            *(missing if _loads_vfio_pci(plan) else ()),
+            *_may_hang(seen.inventory, [address]),
+        )
+        for address, plan in rows
     }
     changesrender.vfio_status(seen, rows, unfit, ListFormat(output, no_headers))
 
@@ -144,6 +150,12 @@ def unbind(  # noqa: PLR0913  a command's options
     here = commandhost.host(known, require_reset=not without_reset)
     desired = DesiredGpu(DesiredDriver.NATIVE)
     change(here, desired, Chosen(addresses or (), every, nvswitches), output, dry_run=dry_run)
+
+
+def _may_hang(inventory: Inventory, heads: Iterable[PciAddress]) -> Iterator[Reason]:
+    """Yield why an unbind of GPUs may hang, as `gpuvirt devices` says it."""
+    functions = (inventory.facts.functions[head] for head in heads)
+    yield from (why_native(inventory, function) for function in functions if function.driver == NOUVEAU)
 
 
 class Chosen(msgspec.Struct, frozen=True):
@@ -202,6 +214,8 @@ def change(host: Host, desired: DesiredGpu, chosen: Chosen, output: Output, *, d
     if seen.learned:
         state = seen.host_state(emptied)
         plans = {unit: plan_unit(state, unit, target) for unit, target in units.items()}
+    for reason in _may_hang(seen.inventory, heads if desired.driver is DesiredDriver.PASSTHROUGH else ()):
+        typer.echo(f"gpuvirt: {reason.text}", err=True)
     if host.inputs.forced and not dry_run:
         _ask(plans.values())
     missing = _why_not_loadable(host, [plan.drivers for plan in plans.values()])

@@ -13,7 +13,7 @@ import msgspec
 
 from gpuvirt.facts import sysfs
 from gpuvirt.facts.ids import DeviceId, IommuGroup, PciAddress, VgpuId, VgpuType, is_mdev_uuid, is_pci_id, slot_of
-from gpuvirt.facts.pci import GRACE_DRIVER, NVIDIA, PciFunction, Unread
+from gpuvirt.facts.pci import GRACE_DRIVER, NOUVEAU, NVIDIA, PciFunction, Unread
 from gpuvirt.facts.snapshot import OpenDeviceUser
 from gpuvirt.facts.vgpu import Framework, VgpuHost
 from gpuvirt.model.desired.settings import Settings
@@ -296,7 +296,7 @@ def _users(inventory: Inventory, function: PciFunction) -> Sequence[OpenDeviceUs
 def _native_driver(address: str, driver: str, fix: str) -> Reason:
     """The function serves the host and containers."""
     message, seen = f"is bound to {driver}, so it serves the host and containers", (driver_link(address, driver),)
-    if driver == "nouveau":  # of NVIDIA's GPUs it is of no use to containers, and its unbind can hang
+    if driver == NOUVEAU:  # of NVIDIA's GPUs it is of no use to containers, and its unbind can hang
         message = "is bound to nouveau, whose unbind can hang where the GPU shows a console"
         fix = f"blacklist nouveau, and reboot: gpuvirt doctor prints the commands; then {fix}"
     return Reason(ReasonCode.NATIVE_DRIVER, address, message, seen, fix)
