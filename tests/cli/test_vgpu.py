@@ -126,6 +126,11 @@ def test_a_dry_run_has_the_refusal_of_vgpus_that_an_agent_manages(
     assert all(source in done.stdout for source in where), "the view does not say where it is from"
 
 
+def test_a_gpu_without_vgpus_says_that_a_label_is_for_all_gpus_of_the_node(place: Place) -> None:
+    text = " ".join(ran("devices", "--host-root", str(place.host)).stdout.split())
+    assert "with an agent, for all GPUs of the node and in place of their unused vGPUs: kubectl label" in text
+
+
 def test_only_the_types_of_named_gpus_are_listed(place: Place) -> None:
     rows = json.loads(place.run("types", GPU, "-o", "json").stdout)
     assert {row["gpu"] for row in rows} == {GPU}

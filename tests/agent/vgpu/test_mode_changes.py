@@ -96,6 +96,11 @@ def test_vgpus_without_placements_are_refused_before_any_removal(a10: VgpuHost, 
     assert (a10.steps, a10.types(MIXED)) == ([], before)
 
 
+def test_a_vgpu_that_finds_no_room_beside_others_asks_to_remove_one_of_these(a10: VgpuHost) -> None:
+    (reason,) = a10.desired_vgpus(MIXED, DesiredVgpus({"A10-12Q": 2, "A10-4Q": 1}, added=1))
+    assert reason.fix == "remove some of the 2 existing ones first: gpuvirt vgpu delete VGPU"
+
+
 def test_a_vgpu_of_a_vm_keeps_the_size_mode_until_the_vm_ends(a10: VgpuHost) -> None:
     mine = next(vgpu for vgpu, name in a10.types(MIXED).items() if name == "A10-4Q")
     vm = a10.kernel.start_vm(a10.group_of(mine))

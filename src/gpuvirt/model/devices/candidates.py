@@ -311,8 +311,9 @@ def _gpu_without_vgpus(
     """
     if creatable is not None:
         fix = (
-            f"gpuvirt vgpu create {address} {creatable}, or another creatable type; with an agent: kubectl label"
-            f" --overwrite node NODE nvidia.com/vgpu.config={creatable}"
+            f"gpuvirt vgpu create {address} {creatable}, or another creatable type; with an agent, for all GPUs of the"
+            f" node and in place of their unused vGPUs: kubectl label --overwrite node NODE"
+            f" nvidia.com/vgpu.config={creatable}"
         )
     elif has_mig:  # in MIG mode the driver lists a type only where a GPU instance of its size is free
         fix = (

@@ -345,12 +345,11 @@ def _too_many(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus
 def _too_many_mixed(gpu_state: GpuState, desired_counts: Counts, desired: DesiredVgpus) -> Reason:
     gpu = gpu_state.host.gpu
     if len({size_of(vgpu_type) for vgpu_type in desired_counts}) > 1:
-        return shortfalls.no_room(
-            gpu,
-            shortfalls.counted(desired_counts),
-            "they don't fit side by side in mixed-size mode",
-            "name fewer vGPUs, or vGPUs of one size, of which more fit",
-        )
+        existing, asked = sum(desired_counts.values()) - desired.added, shortfalls.counted(desired_counts)
+        fix = "name fewer vGPUs, or vGPUs of one size, of which more fit"
+        if desired.added:
+            fix = f"remove some of the {existing} existing ones first: gpuvirt vgpu delete VGPU"
+        return shortfalls.no_room(gpu, asked, "they don't fit side by side in mixed-size mode", fix)
     numbers, any_type = range(sum(desired_counts.values())), next(iter(desired_counts))
     most = max(number for number in numbers if modes.fits(gpu_state.card, {any_type: number}))
     most_equal = max(gpu_state.most.get(vgpu_type, 0) for vgpu_type in desired_counts)
