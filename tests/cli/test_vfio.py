@@ -139,6 +139,8 @@ def test_a_gpu_whose_memory_has_no_address_is_no_gpu_for_vms_with_any_driver(tmp
     export(host(PlatformSpec(bars_unassigned=(A10,)), driver=driver), tmp_path)
     rows = json.loads(ran("vfio", "status", "--host-root", str(tmp_path), "-o", "json").stdout)
     assert [[reason["code"] for reason in row["reasons"]] for row in rows] == [["BarUnassigned"], []]
+    doctor = ran("doctor", "--host-root", str(tmp_path)).stdout
+    assert ("enable Above 4G Decoding" in doctor, "gpuvirt doctor on the node" in doctor) == (True, False)
 
 
 def test_a_gpu_on_a_driver_that_only_reserves_it_serves_nobody(tmp_path: Path) -> None:

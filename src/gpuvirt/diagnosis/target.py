@@ -137,7 +137,9 @@ def no_resource(evidence: Evidence, target: str) -> Finding:
         target,
         message,
         (Seen("gpuvirt devices", f"offers {', '.join(offered) or 'no resource'}"),),
-        fix=(f"gpuvirt why {near}",) if near else ("gpuvirt devices shows why; a pod or VM is pod/NAME, vm/NAME",),
+        fix=(f"gpuvirt why {near}",)
+        if near
+        else ("gpuvirt devices shows why; a pod, VM or node is pod/NAME, vm/NAME, node/NAME",),
     )
 
 

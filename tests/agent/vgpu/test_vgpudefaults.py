@@ -185,7 +185,7 @@ def test_default_config_prints_a_single_config_by_name() -> None:
     [
         ("A10-4X", "did you mean A10-4A?"),
         ("x", "prints them all"),
-        ("A10-5Q", "; the types of this card are A10-1Q, A10-2Q, A10-3Q, A10-4Q, A10-6Q, A10-8Q, A10-12Q, A10-24Q\n"),
+        ("A10-5Q", "; the types of A10 are A10-1Q, A10-2Q, A10-3Q, A10-4Q, A10-6Q, A10-8Q, A10-12Q, A10-24Q\n"),
         ("T4-1ME", "did you mean T4-1A?"),
         ("XX-4Q", "prints them all"),
     ],

@@ -146,6 +146,12 @@ def test_a_withdrawal_that_waits_names_what_it_waits_for() -> None:
     assert explanation.blocker.fix == ("stop the VM that uses it; or to keep it for VMs, set mode passthrough for it",)
 
 
+def test_a_name_that_may_be_a_node_is_told_how_to_ask_for_it() -> None:
+    explanation = explain_device(evidence(host()), "node01")
+    assert explanation.blocker is not None
+    assert "node/NAME" in str(explanation.blocker.fix)
+
+
 def test_a_function_that_is_no_gpu_is_reported() -> None:
     explanation = explain_device(evidence(host()), "17:00.0")
     assert explanation.blocker is not None

@@ -137,7 +137,7 @@ def _unassigned(evidence: Evidence, gpu: Gpu, setup: FunctionSetup, bars: Collec
     shown = next((line for line in lines if line.startswith("0x0000000000000000 ") and not line.endswith(" 0x0")), None)
     reason = bar_unassigned(gpu.function.address, gpu.function.address, bars)
     return of_reason(
-        replace(reason, places=seen(Attribute(setup.resource.path, shown or setup.resource.value))),
+        replace(reason, places=seen(Attribute(setup.resource.path, shown or setup.resource.value)), fix=None),
         reason.code.level,
         "in the firmware's setup: enable Above 4G Decoding (MMIO above 4 GB) and, where available, Resizable BAR",
         "if that does not help, let the kernel assign the addresses:",

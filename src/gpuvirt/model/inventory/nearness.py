@@ -52,7 +52,7 @@ def _profile(name: str) -> Profile | None:
 def correction(name: str, known: Collection[str]) -> str | None:
     """Return the end of a sentence about a name that is not known; None where no known name is similar."""
     if types := types_of_card(name, known):
-        return f"the types of this card are {', '.join(types)}"
+        return f"the types of {name.partition('-')[0]} are {', '.join(types)}"
     near = nearest(name, known)
     return f"did you mean {near}?" if near is not None else None
 
