@@ -82,6 +82,7 @@ class Cluster:
         self.gpu_nodes: tuple[object, ...] = ()
         self.pods = (AGENT, *pods)
         self.may_read_events = True
+        self.events: tuple[object, ...] = (PULLED, NO_SECRET, NO_DNS)
         self.installed = True
         self.leader = "gpuvirt-controller-a"
         """The holder of the controllers' lease; empty if users may not read it."""
@@ -96,7 +97,7 @@ class Cluster:
         if call.path.startswith(f"/api/v1/namespaces/{NAMESPACE}/pods"):
             return items(*self.pods)
         if call.path == f"/api/v1/namespaces/{NAMESPACE}/events":
-            return items(PULLED, NO_SECRET, NO_DNS) if self.may_read_events else FORBIDDEN
+            return items(*self.events) if self.may_read_events else FORBIDDEN
         if call.path == GPU_NODES:
             return items(*self.gpu_nodes)
         if call.path.endswith("/leases/gpuvirt-controller"):

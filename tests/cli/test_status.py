@@ -6,7 +6,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 from tests.cli.commandline import GPUVIRT, PATH
-from tests.cli.statuscluster import NAMESPACE, NODE, VGPU_MANAGER, Cluster, sharing_gpu_node, sharing_node
+from tests.cli.statuscluster import NAMESPACE, NODE, PULLED, VGPU_MANAGER, Cluster, sharing_gpu_node, sharing_node
 from tests.extender.podapi import serving
 
 
@@ -91,6 +91,16 @@ async def test_a_pod_that_is_not_ready_has_the_cause_that_events_give(tmp_path: 
     cluster.may_read_events = False
     without = await run(cluster, tmp_path)
     assert "kubectl describe pod vgpu-manager-b -n gpu-operator" in " ".join(without.stdout.split())
+    cluster.may_read_events, cluster.events = True, (PULLED,)
+    assert "no warning says why" in " ".join((await run(cluster, tmp_path)).stdout.split())
+
+
+async def test_a_pod_whose_init_container_runs_names_it(tmp_path: Path) -> None:
+    states = [{"name": "sidecar", "state": {"running": {}}}, {"name": "driver-validation", "state": {"running": {}}}]
+    cluster = Cluster({**VGPU_MANAGER, "status": {"phase": "Pending", "initContainerStatuses": states}})
+    text = " ".join((await run(cluster, tmp_path)).stdout.split())
+    log = "kubectl logs vgpu-manager-b -n gpu-operator -c driver-validation"
+    assert f"waits for its init container driver-validation; see {log}" in text
 
 
 async def test_a_node_that_waits_to_stop_sharing_names_the_pods_with_shares(tmp_path: Path) -> None:

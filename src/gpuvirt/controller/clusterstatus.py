@@ -241,11 +241,12 @@ def _pod_rows(node: str, workload: str, pods: Iterable[Pod], causes: Mapping[str
 
 def _why_unready(pod: Pod, causes: Mapping[str, str]) -> str:
     """Return the kubelet's reason, or what an event says, or how to find out: a driver may take minutes to build."""
-    named = f"{pod.metadata.name} -n {pod.metadata.namespace}"
+    named, init = f"{pod.metadata.name} -n {pod.metadata.namespace}", pod.status.initializing
     return (
         pod.status.waiting_reason
+        or (init and f"waits for its init container {init}; see kubectl logs {named} -c {init}")
         or causes.get(pod.metadata.uid, "")
-        or f"no event says why; see kubectl describe pod {named}, and kubectl logs {named} --all-containers"
+        or f"no warning says why; see kubectl describe pod {named}, and kubectl logs {named} --all-containers"
     )
 
 
@@ -375,11 +376,12 @@ NO_CLUSTER_DNS = "MissingClusterDNS"
 
 
 async def _causes(client: Client, namespace: Namespace, pods: Iterable[Pod]) -> Mapping[str, str]:
-    """Return what events say about each pod whose status does not say why it is not ready, by uid: best a warning.
+    """Return what warnings say about each pod whose status does not say why it is not ready, by uid.
 
     Events may be read with more rights than the rest; without them no pod has a cause.
     """
-    asked = {pod.metadata.uid for pod in pods if not (pod.status.ready or pod.status.waiting_reason)}
+    statuses = {pod.metadata.uid: pod.status for pod in pods}
+    asked = {uid for uid, seen in statuses.items() if not (seen.ready or seen.waiting_reason or seen.initializing)}
     if not asked:
         return NO_CAUSES
     of_pods = Collection(replace(EVENTS, namespace=namespace), SeenEvent, fields="involvedObject.kind=Pod")
@@ -388,12 +390,9 @@ async def _causes(client: Client, namespace: Namespace, pods: Iterable[Pod]) -> 
     except ForbiddenError:
         return NO_CAUSES
     by_pod: dict[str, list[SeenEvent]] = {uid: [] for uid in asked}
-    for event in (event for event in seen if event.reason != NO_CLUSTER_DNS):
+    for event in (event for event in seen if event.type == EventLevel.WARNING and event.reason != NO_CLUSTER_DNS):
         by_pod.get(event.involved_object.uid, []).append(event)
-    return {
-        uid: newest(event for event in events if event.type == EventLevel.WARNING) or newest(events)
-        for uid, events in by_pod.items()
-    }
+    return {uid: newest(events) for uid, events in by_pod.items()}
 
 
 def _invalid(choice: Choice | None, nodes: Iterable[Node], gpu_nodes: Mapping[str, GpuNode]) -> Iterator[InvalidValue]:

@@ -291,16 +291,22 @@ class Waiting(msgspec.Struct, frozen=True):
     message: str = ""
 
 
+class Running(msgspec.Struct, frozen=True):
+    """A container runs."""
+
+
 class ContainerState(msgspec.Struct, frozen=True):
     """The state of a container."""
 
     waiting: Waiting | None = None
+    running: Running | None = None
 
 
 class ContainerStatus(msgspec.Struct, frozen=True):
     """The status of a container."""
 
     state: ContainerState = ContainerState()
+    name: str = ""
 
 
 class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -320,6 +326,14 @@ class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
             if container.state.waiting is not None and container.state.waiting.message:
                 return f"{container.state.waiting.reason}: {container.state.waiting.message}"
         return self.message
+
+    @property
+    def initializing(self) -> str:
+        """The init container whose end the pod's other containers wait for; empty if there is none that runs."""
+        if any(condition.type == "Initialized" and condition.status == "True" for condition in self.conditions):
+            return ""
+        running = [container.name for container in self.init_container_statuses if container.state.running is not None]
+        return running[-1] if running else ""  # sidecars before it run on
 
     @property
     def ready(self) -> bool:
