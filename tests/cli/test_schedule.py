@@ -130,6 +130,11 @@ async def test_errors_say_what_was_expected(tmp_path: Path, arguments: Sequence[
     assert "Traceback" not in done.stderr
 
 
+async def test_a_list_without_schedules_names_the_namespace(tmp_path: Path) -> None:
+    done = await run(tmp_path, on_a_day(), "list", "-n", "empty")
+    assert (done.returncode, "The namespace empty has no VgpuSchedule; choose" in done.stdout) == (0, True), done.stderr
+
+
 async def test_a_check_without_the_secret_says_where_it_was_looked_for(tmp_path: Path) -> None:
     done = await run(tmp_path, on_a_day(), "check", "gpus")
     assert done.returncode == 1

@@ -47,7 +47,7 @@ async def test_the_nodes_of_a_schedule_are_shown_with_what_they_wait_for(
         ("nvidia.com/pool=vgpu", "A10-24Q"),
     ]
     schedulerender.detail(found)
-    schedulerender.schedules((row,), Layout(), everywhere=False)
+    schedulerender.schedules((row,), Layout(), namespace="gpu-operator")
     text = capsys.readouterr().out
     assert "APPLIED" in text
     assert IN_USE in text

@@ -104,7 +104,7 @@ async def test_the_vms_of_a_schedule_are_shown_with_their_steps_and_reasons(
         ScheduleState.HELD,
         ["VmNotStopped", "StepPending"],
     )
-    schedulerender.schedules((row,), Layout(), everywhere=False)
+    schedulerender.schedules((row,), Layout(), namespace="gpu-operator")
     assert "gpus Held day night Mon 2026-01-05 20:00 CET" in " ".join(shown())
 
 

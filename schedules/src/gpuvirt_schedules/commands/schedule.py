@@ -79,7 +79,7 @@ def list_(  # noqa: PLR0913  a command's options
     listing, questions = ListFormat(output, no_headers), _questions(kubeconfig, context, namespace)
 
     def print_rows(rows: tuple[ScheduleRow, ...]) -> None:
-        table = partial(schedulerender.schedules, rows, everywhere=everywhere)
+        table = partial(schedulerender.schedules, rows, namespace=None if everywhere else questions.namespace)
         render.print_list(rows, (row.name for row in rows), table, listing)
 
     watching.print_read(partial(questions.rows, selector, everywhere=everywhere), print_rows, listing, watch=watch)

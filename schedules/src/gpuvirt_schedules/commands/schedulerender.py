@@ -41,7 +41,6 @@ STYLES = {
     ScheduleState.PENDING: "yellow",
 }
 OUTCOME_STYLES = {Outcome.REACHED: "green", Outcome.UNDER_WAY: "cyan"}
-NO_SCHEDULE = "The namespace has no VgpuSchedule; choose another with --namespace NAME, or all with -A."
 SCHEDULE_COLUMNS = (
     Column("NAME"),
     Column("STATE"),
@@ -110,8 +109,9 @@ def when(at: datetime | None, zone: str) -> str:
         return f"{at.astimezone(UTC):%a %Y-%m-%d %H:%M UTC}"
 
 
-def schedules(rows: Sequence[ScheduleRow], layout: Layout, *, everywhere: bool) -> None:
-    """Print the table of schedules, each with its reasons below it; `everywhere` adds their namespaces."""
+def schedules(rows: Sequence[ScheduleRow], layout: Layout, *, namespace: str | None) -> None:
+    """Print the table of a namespace's schedules, each with its reasons below it; None: of all, with namespaces."""
+    everywhere = namespace is None
     out, table = console(), Table((*((Column("NAMESPACE"),) if everywhere else ()), *SCHEDULE_COLUMNS))
     for row in rows:
         first = (row.namespace,) if everywhere else ()
@@ -119,8 +119,8 @@ def schedules(rows: Sequence[ScheduleRow], layout: Layout, *, everywhere: bool) 
     if rows:
         table.print(out, layout)
     elif layout.headings:
-        none = "The cluster has no VgpuSchedule." if everywhere else NO_SCHEDULE
-        say(out, none)
+        other = f"The namespace {namespace} has no VgpuSchedule; choose another with --namespace NAME, or all with -A."
+        say(out, "The cluster has no VgpuSchedule." if everywhere else other)
 
 
 def schedule_cells(row: ScheduleRow) -> tuple[Cell, ...]:
