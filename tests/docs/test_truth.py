@@ -90,9 +90,12 @@ def offered_somewhere() -> set[str]:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
 def test_examples_request_offered_resources(path: Path) -> None:
-    names = set(re.findall(r"(?:deviceName: |resourceName: |limits: \{|requests\.)([\w./-]+)", path.read_text()))
-    assert names
+    text = path.read_text()
+    names = set(re.findall(r"(?:deviceName: |resourceName: |limits: \{|requests\.)([\w./-]+)", text))
+    classes = set(re.findall(r"deviceClassName: ([\w./-]+)", text))
+    assert names | classes
     assert names <= offered_somewhere() | FOR_CONTAINERS
+    assert all(f"  name: {name}\n" in (ROOT / "deploy/claims.yaml").read_text() for name in classes)
 
 
 def pod_of(name: str) -> PodSpec:

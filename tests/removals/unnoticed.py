@@ -8,6 +8,7 @@ from collections.abc import Mapping
 UNNOTICED: Mapping[str, str] = {
     "agent.kubelet.pluginserver: <module>: RECORDED_S = 10.0 [times 1000]": "A device that has left stays in the list for longer, unhealthy, so that no pod gets it.",
     "agent.kubelet.pluginserver: <module>: RECORDED_S = 10.0 [times 0]": "Tests set it: the simulated kubelet records an answer at once, a real one within milliseconds unless it is stopped.",
+    "agent.change.unitchange: _obstacles: _is_on_nvidias_driver(state.inventory, gpu) [and in] if isinstance(step, EnableVfs) and _is_on_…": "The step is planned for GPUs alone whose VFs sriov-manage switches on, and these are on NVIDIA's driver; the condition says so.",
     "cli.changes.vgpuchanges: _change: expected.reasons [or in] if expected.steps or expected.reasons": "A plan without steps changes nothing; the condition only prefers the reason of the agent to the plan's.",
     "agent.change.driverphase: _put_back: back.refusals [or in] if back.refusals or not back.steps": "A plan with refusals has no steps, so the other part of the condition is true as well.",
     "agent.change.driverphase: _put_back: not back.steps [or in] if back.refusals or not back.steps": "A rollback without steps records and takes nothing.",

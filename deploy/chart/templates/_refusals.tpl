@@ -6,7 +6,7 @@
 {{- if and .Values.scheduler.enabled (not .Values.extender.enabled) -}}
 {{- fail "scheduler.enabled: the second scheduler asks the extender; set extender.enabled=true, too" -}}
 {{- end -}}
-{{- if and .Values.dra.enabled (not (semverCompare ">=1.36.3-0" .Capabilities.KubeVersion.Version)) -}}
+{{- if and .Values.dra.enabled (not (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version)) -}}
 {{- fail (printf "dra.enabled: claims (DRA) get GPUs from Kubernetes 1.36.3 on, whose scheduler gives none twice; this cluster has %s" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
 {{- with .Values.extender.tls -}}

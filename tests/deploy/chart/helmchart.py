@@ -91,8 +91,8 @@ class Helm:
         assert done.returncode == 0, done.stderr
         return Rendered([document for document in yaml.load_all(done.stdout, yaml.CSafeLoader) if document])
 
-    def refusal(self, *values: str) -> str:
+    def refusal(self, *values: str, options: Sequence[str] = ()) -> str:
         """Return helm's error message about values."""
-        done = self.run("template", "x", str(CHART), *(f"--set={value}" for value in values))
+        done = self.run("template", "x", str(CHART), *options, *(f"--set={value}" for value in values))
         assert done.returncode != 0, done.stdout
         return one_line(done.stderr)

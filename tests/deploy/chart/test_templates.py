@@ -302,6 +302,20 @@ def test_admission_policies_restrict_agents_to_their_nodes_since_kubernetes_1_32
     assert (set(old), set(new)) == (set(), {"gpuvirt-node", "gpuvirt-gpunode", "gpuvirt-discover"})
 
 
+def test_claims_have_rights_and_a_class_where_their_scheduler_gives_no_gpu_twice(helm: Helm) -> None:
+    newest = ("--kube-version", "1.36.3")
+    assert "gpuvirt-node-claims" not in helm.template(*GUIDE, options=newest).named("ClusterRole")
+    rendered = helm.template(*GUIDE, "dra.enabled=true", options=newest)
+    assert rendered.one("DeviceClass", "passthrough.gpuvirt.io")
+    for desired in yaml.safe_load_all((ROOT / "deploy/claims.yaml").read_text()):
+        found = rendered.one(desired["kind"], desired["metadata"]["name"])
+        assert at(found, "rules") == desired.get("rules")
+    account = f'"system:serviceaccount:{NAMESPACE}:gpuvirt-node"'
+    policy = rendered.one("ValidatingAdmissionPolicy", "gpuvirt-slices")
+    assert account in str(at(policy, "spec", "matchConditions", 0, "expression"))
+    assert "Kubernetes 1.36.3" in helm.refusal("dra.enabled=true", options=("--kube-version", "1.35.1"))
+
+
 def test_the_discoverer_is_rendered_if_no_other_program_discovers_nodes(helm: Helm) -> None:
     def discovers(*values: str) -> bool:
         rendered = helm.template(*values)
