@@ -1,4 +1,4 @@
-"""What keeps a change from its end is met before its first step: a process that `/proc` hides, a missing program."""
+"""Obstacles of a change are met before its first step: a process that `/proc` hides, a missing program."""
 
 import errno
 from pathlib import Path
