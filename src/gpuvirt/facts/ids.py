@@ -42,6 +42,7 @@ ObjectName = NewType("ObjectName", str)
 Namespace = NewType("Namespace", str)
 """A namespace of the cluster."""
 
+_CLAIM_UID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _ADDRESS = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _RESOURCE = re.compile(
@@ -171,3 +172,10 @@ def parse_object_name(text: str) -> ObjectName:
 def slot_of(address: PciAddress) -> str:
     """Return the slot of a function: `0000:65:00` for `0000:65:00.0`."""
     return address.rpartition(".")[0]
+
+
+def parse_claim_uid(text: str) -> ClaimUid:
+    """Return the UID of a claim, which paths have as a part; raise InvalidIdError."""
+    if not _CLAIM_UID.fullmatch(text):
+        raise InvalidIdError("a UID", text, "letters, digits and -, as in 3f0c2a4e-87a5")
+    return ClaimUid(text)

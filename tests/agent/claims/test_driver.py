@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
+import pytest
 from msgspec.structs import replace
 
 from gpuvirt.agent.agent import Agent
@@ -104,6 +105,8 @@ async def test_the_claims_of_a_pod_are_prepared_in_one_call_and_given_back(short
         for _ in range(2):
             given_back = await unprepare(info.endpoint, A, B)
             assert {uid: found.error for uid, found in given_back.claims.items()} == {A.uid: "", B.uid: ""}
+        with pytest.raises(grpc.aio.AioRpcError, match="a UID"):
+            await unprepare(info.endpoint, replace(A, uid=ClaimUid("../../etc/x")))
         unknown = replace(A, uid=ClaimUid("unknown"))
         assert (await unprepare(info.endpoint, unknown)).claims["unknown"].error == ""
 

@@ -148,3 +148,36 @@ async def test_a_published_gpu_is_offered_by_no_device_plugin_whatever_its_mode(
         await publishing.record(frozenset())
         await node.settle()
         assert [device for devices in node.offered.values() for device in devices] == [FIRST, SECOND]
+
+
+async def test_a_gpu_of_another_mode_stays_as_it_is_beside_a_claims(simulated: Simulated, tmp_path: Path) -> None:
+    """A VM would need both, and an admin has given the other one to the host."""
+    kernel = simulated("2xRTX4090-one-group")
+    first, second = PciAddress("0000:0b:01.0"), PciAddress("0000:0b:02.0")
+    kernel.rebind(first, "nvidia")
+    kernel.rebind(second, "nvidia")
+    settings = Settings(mode=DesiredMode.CLAIMS, modes={second: DesiredMode.CONTAINER})
+    async with running_node(kernel, tmp_path, settings) as node:
+        claimed = ClaimedNode(node, tmp_path, [one := claim_of("one", first)])
+        assert isinstance(await claimed.prepare(one), Reason)
+        assert driver(kernel, second) == "nvidia"
+        assert node.agent.publishing is not None
+        shaped = await node.agent.publishing.shaped()
+        assert shaped is None or first not in shaped.desired, "a scheduler would give what can't be had"
+
+
+async def test_after_a_reboot_a_claim_is_prepared_again(simulated: Simulated, tmp_path: Path) -> None:
+    kernel = simulated("2xP100")
+    async with running_node(kernel, tmp_path, CLAIMS) as node:
+        claimed = ClaimedNode(node, tmp_path, [A])
+        await claimed.prepare(A)
+        before = claimed.spec(A)
+    kernel.reboot_id()
+    kernel.rebind(FIRST, "nvidia")
+    (tmp_path / f"cdi/gpuvirt.io-claim-{A.uid}.json").write_text("{}")  # where the folder outlives a boot
+    async with running_node(kernel, tmp_path, CLAIMS) as node:
+        claimed = ClaimedNode(node, tmp_path, [])
+        claimed.record(A)
+        assert not isinstance(await claimed.prepare(A), Reason)
+        assert driver(kernel, FIRST) == "vfio-pci"
+        assert claimed.spec(A) == before

@@ -131,12 +131,11 @@ class Preparing:
         """Return the GPUs of a claim, each on the driver of its shape; raise AllocationRefusedError."""
         async with self._locks[ref.uid]:
             claim = self._known(ref.uid) or await self._recorded(ref)
-            boot = self._state.ledger.boot_id or BootId("")
-            if claim.prepared_in != boot or not self._files.exist(claim):
+            if claim.prepared_in != self._boot or not self._files.exist(claim):
                 until_s = self._clock.monotonic_s() + CALL_S
                 nodes = [await self._given(claim, claimed, until_s) for claimed in claim.gpus]
                 self._write(claim, nodes)
-                await self._keep(replace(claim, prepared_in=boot))
+                await self._keep(replace(claim, prepared_in=self._boot or UNSET))
                 log.info("prepared %s: %s", claim.text, ", ".join(claimed.device for claimed in claim.gpus))
             return tuple(
                 PreparedGpu(claimed, claim.pool, claimfiles.cdi_device(claim, claimed)) for claimed in claim.gpus
@@ -157,6 +156,12 @@ class Preparing:
                 await self._forget(claim)
                 log.info("unprepared %s", claim.text)
         self._locks.pop(ref.uid, None)
+
+    @property
+    def _boot(self) -> BootId | None:
+        """The boot of the host, None before it was observed: the ledger may be from the boot before."""
+        inventory = self._state.inventory
+        return inventory.facts.platform.boot_id if inventory is not None else None
 
     def _known(self, uid: ClaimUid) -> Claim | None:
         return next((claim for claim in self._state.ledger.claims if claim.uid == uid), None)

@@ -22,7 +22,7 @@ from gpuvirt.agent.kubelet.pluginserver import STOP_GRACE_S, start, stop
 from gpuvirt.agent.kubelet.proto import dra_pb2 as pb
 from gpuvirt.agent.kubelet.proto import pluginregistration_pb2 as registration_pb
 from gpuvirt.clock import Clock, Signal
-from gpuvirt.facts.ids import ClaimUid
+from gpuvirt.facts.ids import parse_claim_uid
 from gpuvirt.model.allocation.claims import DRIVER
 from gpuvirt.model.dra.claimfiles import base_request
 from gpuvirt.model.reasons import Reason, nodeproblems
@@ -177,7 +177,7 @@ class ClaimDriver:
 
 async def _for_each(asked: Sequence[pb.Claim], answer: Callable[[ClaimRef], Awaitable[T]]) -> dict[str, T]:
     """Return the answer for each claim by its UID; their units are converted side by side."""
-    refs = [ClaimRef(ClaimUid(claim.uid), claim.namespace, claim.name) for claim in asked]
+    refs = [ClaimRef(parse_claim_uid(claim.uid), claim.namespace, claim.name) for claim in asked]
     answers = await asyncio.gather(*(answer(ref) for ref in refs))
     return {ref.uid: found for ref, found in zip(refs, answers, strict=True)}
 

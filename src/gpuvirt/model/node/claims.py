@@ -14,7 +14,7 @@ _MODES = {Shape.PASSTHROUGH: DesiredMode.PASSTHROUGH}
 def with_claims(modes: Modes, claims: Iterable[Claim], inventory: Inventory) -> Modes:
     """Return the modes with those of GPUs that claims have, or wait for, in their shapes.
 
-    A VM gets all GPUs of an isolation unit or none, so that the unit of a GPU for a VM goes to VFIO with it.
+    A VM gets all GPUs of an isolation unit or none, so that those of the unit that are for claims go to VFIO with it.
     """
     of_claims: dict[str, DesiredMode] = {
         member: _MODES[claimed.shape]
@@ -22,6 +22,7 @@ def with_claims(modes: Modes, claims: Iterable[Claim], inventory: Inventory) -> 
         for claimed in claim.gpus
         if claimed.shape in _MODES
         for member in _unit(inventory, claimed.gpu)
+        if member == claimed.gpu or modes.of(member) is DesiredMode.CLAIMS
     }
     return Modes(modes.default, {**modes.by_gpu, **of_claims}) if of_claims else modes
 
@@ -36,7 +37,7 @@ def claimed_functions(modes: Modes, ledger: NodeLedger, inventory: Inventory) ->
 def publishable(
     modes: Modes, ledger: NodeLedger, inventory: Inventory, counted: Container[PciAddress]
 ) -> frozenset[PciAddress]:
-    """Return the GPUs in mode `claims` that no device plugin's pod has or can get, nor a GPU of their units.
+    """Return the GPUs whose units are in mode `claims` as a whole, and no pod of a device plugin has or can get one.
 
     `counted` are the functions that the kubelet may still count as devices of plugins.
     """
@@ -44,8 +45,10 @@ def publishable(
     return frozenset(
         gpu
         for gpu in inventory.gpus
-        if modes.of(gpu) is DesiredMode.CLAIMS
-        and not any(member in given or member in counted for member in _unit(inventory, gpu))
+        if all(
+            modes.of(member) is DesiredMode.CLAIMS and member not in given and member not in counted
+            for member in _unit(inventory, gpu)
+        )
     )
 
 
