@@ -96,6 +96,9 @@ async def run(
                 _follow_kubelet(group, agent, options, recorded)
             if cluster is not None:
                 group.create_task(keep_going("cluster", lambda: cluster(agent, options.clock), options.clock))
+            if (preparing := agent.preparing) is not None and not options.labels_only:
+                claims = ClaimDriver(agent, preparing, options.kubelet, options.clock, agent.run_id)
+                group.create_task(keep_going("claims", claims.run, options.clock))
             if (path := options.config_file) is not None:
                 file = ConfigFile(path, options.workers("configs"), options.clock, options.intervals)
                 take, report = agent.observations.take_request, agent.reports.problem
@@ -180,9 +183,6 @@ def _start_plugins(group: asyncio.TaskGroup, agent: Agent, options: NodeOptions)
             group.create_task(keep_going("memory of shares", follow, options.clock))
         offers.append(UnitOffer(dependencies, options.kubelet, options.intervals, agent.reports.registration))
     group.create_task(_offer(offers, options))
-    if (preparing := agent.preparing) is not None:
-        claims = ClaimDriver(agent, preparing, options.kubelet, options.clock, agent.run_id)
-        group.create_task(keep_going("claims", claims.run, options.clock))
     return plugins.resend
 
 

@@ -136,3 +136,12 @@ async def test_a_folder_that_can_not_be_made_is_a_problem_of_the_node(short_path
     (short_path / "plugins").touch()  # in the place of the folder
     async with running(short_path, CLOCK), agent_on(options_on(short_path)) as agent:
         await until(lambda: any("plugins" in problem.text for problem in agent.views.get().problems))
+
+
+async def test_an_agent_without_an_api_server_says_that_claims_get_nothing(short_path: Path) -> None:
+    async with running(short_path, CLOCK), agent_on(options_on(short_path)) as agent:
+        await until(lambda: any("no client of the API" in problem.text for problem in agent.views.get().problems))
+        assert agent.preparing is not None
+        agent.preparing.read = read
+        agent.decide()
+        await until(lambda: not any("no client" in problem.text for problem in agent.views.get().problems))

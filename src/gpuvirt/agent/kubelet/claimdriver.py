@@ -25,7 +25,7 @@ from gpuvirt.clock import Clock, Signal
 from gpuvirt.facts.ids import parse_claim_uid
 from gpuvirt.model.allocation.claims import DRIVER
 from gpuvirt.model.dra.claimfiles import base_request
-from gpuvirt.model.reasons import Reason, nodeproblems
+from gpuvirt.model.reasons import Reason, claims, nodeproblems
 from gpuvirt.paths import KubeletPaths, check_socket_path
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class ClaimDriver:
         except (OSError, RuntimeError) as error:  # gRPC raises RuntimeError for a path that it can't bind
             await self._stop()
             return nodeproblems.not_registered(DRIVER, str(error))
-        return None
+        return claims.without_client() if self._in_use and self._preparing.read is None else None
 
     @property
     def _in_use(self) -> bool:

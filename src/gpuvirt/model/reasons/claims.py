@@ -45,6 +45,12 @@ def not_published(subject: str, why: str, fix: str = TRIED_AGAIN) -> Reason:
     return Reason(ReasonCode.CLAIMS_NOT_POSSIBLE, subject, f"can't be published for claims: {why}", fix=fix)
 
 
+def without_client() -> Reason:
+    """Claims are at the API server alone."""
+    fix = "run the agent in a pod or with --kubeconfig, or give the node's GPUs another mode than claims"
+    return not_published(THE_GPUS, "the agent has no client of the API server", fix)
+
+
 def without_shape(gpu: str, shape: str, why: str) -> Reason:
     """The GPU lacks the shape for good."""
     return not_published(gpu, f"it has no shape {shape}: {why}", "gpuvirt slices --dry-run shows each GPU's shapes")
