@@ -70,7 +70,7 @@ def test_pods_one_after_another_get_vgpus_that_none_had(node: LabNode, tmp_path:
     (tmp_path / "1xT4.yaml").write_text(ONE_T4)
     with on_demand(node, str(tmp_path / "1xT4.yaml"), {T4_16Q: 1}) as host:
         had: set[str] = set()
-        for number in range(sized(200, 12)):
+        for number in range(sized(200, 6)):
             vgpus = run_job(node, host, f"job-{number}")
             assert len(vgpus) == 1
             assert not vgpus & had
@@ -102,7 +102,7 @@ def test_restarts_of_the_kubelet_keep_pods_and_their_vgpus(node: LabNode) -> Non
     with on_demand(node) as host:
         node.start("stays", PodRequest({A10_4Q: 1}, f"{SHOW}; sleep 10000", init={A10_4Q: 1}))
         vgpus = node.devices("stays")
-        for _ in range(sized(50, 5)):
+        for _ in range(sized(50, 3)):
             node.cluster.stop("kubelet")
             node.cluster.start_kubelet()
             node.until_allocatable(A10_4Q, 7)
