@@ -8,11 +8,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gpuvirt.agent.change.gate.gatefiles import boot_id
+from gpuvirt.agent.change.gate.gaterecord import GateRecord, GateState
 from gpuvirt.agent.change.observation import observe
 from gpuvirt.agent.known import snapshot
 from gpuvirt.cli.changes.vgpuchanges import would
 from gpuvirt.clock import RealClock
-from gpuvirt.facts.ids import IommuGroup, PciAddress
+from gpuvirt.facts.ids import IommuGroup, PciAddress, slot_of
 from gpuvirt.hardware.scan import scan
 from gpuvirt.model.change.desired import DesiredGpu, DesiredVgpus
 from gpuvirt.model.desired.settings import Settings
@@ -95,6 +97,20 @@ def test_only_a_dry_run_opens_vgpus_to_find_processes_that_are_not_shown(tmp_pat
     assert would(seen, CARRYING, target).reasons == ()
     (reason,) = would(seen, CARRYING, target, opens=True).reasons
     assert (reason.code, "/dev/vfio/200 is open" in reason.text) == (ReasonCode.VGPU_IN_USE, True)
+
+
+def test_nothing_is_opened_while_a_change_may_be_under_way(tmp_path: Path) -> None:
+    """The change leases the groups itself, and a gate that can't be read does not tell."""
+    unit, target = HostUnit("2xA10-vgpu", CARRYING, tmp_path), DesiredGpu(vgpus=DesiredVgpus({"A10-4Q": 1}))
+    unit.kernel.vfio.open(IommuGroup(200), 4711)
+    seen, gate = observe(unit.change_host, inputs()), unit.change_host.gates.host
+    slot = slot_of(CARRYING)
+    gate.folder.mkdir(parents=True, exist_ok=True)
+    gate.write(slot, GateRecord(boot_id(), state=GateState.BLOCKED))
+    assert would(seen, CARRYING, target, opens=True).reasons == ()
+    gate.path_of(slot, "json").unlink()
+    gate.path_of(slot, "json").mkdir()
+    assert would(seen, CARRYING, target, opens=True).reasons == ()
 
 
 def test_a_vgpu_stays_while_its_allocation_is_unknown(place: Place) -> None:

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from gpuvirt.agent.change import driverphase
 from gpuvirt.agent.change.changehost import ChangeHost, Inputs, ReportStep, changing
-from gpuvirt.agent.change.gate.gate import UnitBusyError
+from gpuvirt.agent.change.gate.gate import GateFailedError, UnitBusyError
+from gpuvirt.agent.change.gate.gaterecord import ALLOCATABLE, GateRecord
 from gpuvirt.agent.change.observation import NOTHING, HostObservation, Learned, observe_unit
 from gpuvirt.agent.change.steps import proving
 from gpuvirt.agent.change.steps.changes import by_hand
@@ -59,7 +60,7 @@ from gpuvirt.model.change.vgpus.gpustate import GpuState
 from gpuvirt.model.change.vgpus.vgpuplanning import plan_gpu
 from gpuvirt.model.desired.vgpuconfig import Sizes
 from gpuvirt.model.inventory.inventory import Inventory, build_inventory
-from gpuvirt.model.inventory.isolation import UnitId
+from gpuvirt.model.inventory.isolation import UnitId, slots_of
 from gpuvirt.model.reasons import Reason, Seen, refusals, shortfalls
 
 NVIDIA_DRIVER = "nvidia"
@@ -228,11 +229,9 @@ def foresee(observation: HostObservation, unit: UnitId, desired: DesiredUnit) ->
 def with_unseen_users(observation: HostObservation, phase: VgpuPlan) -> HostObservation:
     """Return the observation with the processes, missing from `/proc`, that have vGPUs open which a phase removes."""
     gpu, state, users = phase.gpu, observation.gpu_state(phase.gpu), dict[VgpuId, str]()
-    kernel, removed = (
-        observation.change_host.kernel,
-        {step.vgpu for step in phase.steps if isinstance(step, RemoveVgpu)},
-    )
-    if state is None or not removed:
+    kernel = observation.change_host.kernel
+    removed = {step.vgpu for step in phase.steps if isinstance(step, RemoveVgpu)}
+    if state is None or not removed or not _may_open(observation, observation.inventory.gpus[gpu].unit):
         return observation
     with contextlib.suppress(RefusedError):  # unknown: `obstacles` has the reason
         for live in (live for live in state.host.live if live.id in removed):
@@ -244,10 +243,20 @@ def with_unseen_users(observation: HostObservation, phase: VgpuPlan) -> HostObse
 
 def unseen_users(observation: HostObservation, plan: DriverPlan) -> Iterator[Reason]:
     """Yield why groups that a plan leases can't be leased now: a process that `/proc` does not show has them open."""
-    for group in plan.leases:
+    for group in plan.leases if _may_open(observation, plan.unit) else ():
         if (user := why_busy(observation.change_host.kernel, group)) is not None:
             subject = observation.inventory.groups[group][0]
             yield refusals.in_use(subject, (), forcible=False, unseen=user)
+
+
+def _may_open(observation: HostObservation, unit: UnitId) -> bool:
+    """Return whether no change of a unit is under way, which may lease its groups; the gate refuses a second change."""
+    gate, inventory = observation.change_host.gates.host, observation.inventory
+    try:
+        found = [gate.read(slot) for slot in slots_of(inventory.facts.functions, inventory.units.get(unit, ()))]
+    except GateFailedError:
+        return False  # unknown: the change fails at the gate, with the reason
+    return all(isinstance(record, GateRecord) and record.state in ALLOCATABLE for record in found)
 
 
 def hindrances(observation: HostObservation, state: UnitState, plan: Plan) -> Mapping[PciAddress, tuple[Reason, ...]]:
