@@ -86,12 +86,11 @@ class VgpuStory(Story):
         await self.until(lambda: self.agent.host_observed, "the agent's first observation of the host")
         self._label(None)
         await self.until(lambda: self._state() is StateName.SUCCESS, "the vGPUs of the config `default`")
-        await self.until(self.all_is_counted, "the kubelet to count them")
+        await self.until(lambda: bool(self._of_vgpus()) and self.all_is_counted(), "the kubelet to count them")
         self.head("Without a label the node has the config `default`", "kubectl describe node node01")
         self.counts("Allocatable", self._allocatable())
         self.head("A VM requests one vGPU")
-        default = next(name for name in self._allocatable() if name in self._cast.resources)
-        pod = await self.kubelet.run_pod("virt-launcher-vm-c", Container("compute", {default: 1}))
+        pod = await self.kubelet.run_pod("virt-launcher-vm-c", Container("compute", {self._of_vgpus()[0]: 1}))
         self.attachment(pod)
         await self.until(lambda: self.pods_with_devices() == {pod.name}, "the pod's allocation to be known")
         await self._change_label(pod.name)
@@ -122,6 +121,10 @@ class VgpuStory(Story):
 
     def _allocatable(self) -> dict[str, int]:
         return {name: count for name, count in self.kubelet.allocatable().items() if count}
+
+    def _of_vgpus(self) -> list[str]:
+        """Return the resources of vGPUs that the kubelet counts."""
+        return [name for name in self._allocatable() if name in self._cast.resources]
 
     def _state(self) -> StateName | None:
         state = self.agent.reports.vgpus.get()
