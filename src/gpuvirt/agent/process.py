@@ -97,7 +97,7 @@ async def run(
             if cluster is not None:
                 group.create_task(keep_going("cluster", lambda: cluster(agent, options.clock), options.clock))
             if (preparing := agent.preparing) is not None and not options.labels_only:
-                claims = ClaimDriver(agent, preparing, options.kubelet, options.clock, agent.run_id)
+                claims = ClaimDriver(agent, preparing, options.kubelet, options.clock)
                 group.create_task(keep_going("claims", claims.run, options.clock))
             if (path := options.config_file) is not None:
                 file = ConfigFile(path, options.workers("configs"), options.clock, options.intervals)

@@ -4,10 +4,12 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf.message import Message
 from msgspec.structs import replace
 
 from gpuvirt.agent.agent import Agent
@@ -26,6 +28,7 @@ from tests.agent.change.changes import change_host_in
 from tests.agent.claims.claimednode import CLAIMS, claim_of
 from tests.agent.kubelet.kubeletnode import CLOCK, agent_on, options_for, until
 
+AnyMessage = TypeVar("AnyMessage", bound=Message)
 FIRST, SECOND = PciAddress("0000:65:00.0"), PciAddress("0000:ca:00.0")
 A, B = claim_of("a", FIRST, request="gpu/half"), claim_of("b", SECOND)
 CLAIM = {claim.uid: claim for claim in (A, B)}
@@ -71,26 +74,23 @@ def asked(claims: Sequence[Claim]) -> list[pb.Claim]:
     return [pb.Claim(uid=claim.uid, namespace=claim.namespace, name=claim.name) for claim in claims]
 
 
-async def prepare(endpoint: str, *claims: Claim) -> pb.NodePrepareResourcesResponse:
+async def call(endpoint: str, request: Message, answer: type[AnyMessage]) -> AnyMessage:
+    """Call the method whose request this is, as the kubelet does."""
+    method = type(request).__name__.removesuffix("Request")
     async with grpc.aio.insecure_channel(f"unix:{endpoint}") as channel:
-        call = channel.unary_unary(
-            f"/{claimdriver.SERVICE}/NodePrepareResources",
-            pb.NodePrepareResourcesRequest.SerializeToString,
-            pb.NodePrepareResourcesResponse.FromString,
+        ask: grpc.aio.UnaryUnaryMultiCallable[Message, AnyMessage] = channel.unary_unary(
+            f"/{claimdriver.SERVICE}/{method}", type(request).SerializeToString, answer.FromString
         )
-        answer: pb.NodePrepareResourcesResponse = await call(pb.NodePrepareResourcesRequest(claims=asked(claims)))
-        return answer
+        return await ask(request)
+
+
+async def prepare(endpoint: str, *claims: Claim) -> pb.NodePrepareResourcesResponse:
+    return await call(endpoint, pb.NodePrepareResourcesRequest(claims=asked(claims)), pb.NodePrepareResourcesResponse)
 
 
 async def unprepare(endpoint: str, *claims: Claim) -> pb.NodeUnprepareResourcesResponse:
-    async with grpc.aio.insecure_channel(f"unix:{endpoint}") as channel:
-        call = channel.unary_unary(
-            f"/{claimdriver.SERVICE}/NodeUnprepareResources",
-            pb.NodeUnprepareResourcesRequest.SerializeToString,
-            pb.NodeUnprepareResourcesResponse.FromString,
-        )
-        answer: pb.NodeUnprepareResourcesResponse = await call(pb.NodeUnprepareResourcesRequest(claims=asked(claims)))
-        return answer
+    request = pb.NodeUnprepareResourcesRequest(claims=asked(claims))
+    return await call(endpoint, request, pb.NodeUnprepareResourcesResponse)
 
 
 async def test_the_claims_of_a_pod_are_prepared_in_one_call_and_given_back(short_path: Path) -> None:

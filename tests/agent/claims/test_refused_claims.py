@@ -122,6 +122,7 @@ async def test_nothing_is_given_before_the_host_was_observed(kernel: SimKernel, 
         state = claimed.preparing._state
         state.picture = replace(state.picture, inventory=None)
         refused(await claimed.prepare(A), ReasonCode.CLAIM_WAITS, "has not observed its host yet")
+        assert not state.ledger.claims, "the next call reads the claim again"
 
 
 async def test_a_gpu_for_claims_says_why_no_device_plugin_offers_it(kernel: SimKernel, tmp_path: Path) -> None:

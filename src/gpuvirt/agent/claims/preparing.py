@@ -84,6 +84,11 @@ class ClaimParts(msgspec.Struct, frozen=True):
     publish: Callable[[], None]
     """Decides by the claims that are recorded now."""
 
+    async def write_ledger(self) -> None:
+        """Write the ledger, and return when it would survive a power cut; raise NotWrittenError."""
+        self.ledger.save(self.state.ledger.content)
+        await self.ledger.write_now()
+
 
 class ClaimFiles:
     """The CDI specs and the metadata of claims. Both folders have the same paths on the host."""
@@ -242,9 +247,8 @@ class Preparing:
 
     async def _record(self, claim: Claim, now: tuple[Claim, ...]) -> None:
         self._state.record_claims(now)
-        self._parts.ledger.save(self._state.ledger.content)
         try:
-            await self._parts.ledger.write_now()
+            await self._parts.write_ledger()
         except NotWrittenError as error:
             if claim.prepared_in is UNSET:  # it is not known yet, and nothing was changed for it
                 self._state.record_claims(tuple(other for other in now if other != claim))

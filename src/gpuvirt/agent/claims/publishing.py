@@ -58,7 +58,7 @@ class Publishing:
     @property
     def claimed(self) -> frozenset[PciAddress]:
         """The GPUs that claims have, or wait for."""
-        return frozenset(had.gpu for claim in self._parts.state.ledger.claims for had in claim.gpus)
+        return self._parts.state.ledger.of_claims
 
     async def shaped(self) -> Shaped | None:
         """Return the GPUs that may be published now, with their shapes; None while that is not known."""
@@ -120,9 +120,8 @@ class Publishing:
         if gpus == before:
             return
         parts.state.record_published(gpus)
-        parts.ledger.save(parts.state.ledger.content)
         try:
-            await parts.ledger.write_now()
+            await parts.write_ledger()
         except NotWrittenError:
             parts.state.record_published(before | gpus)
             raise

@@ -17,7 +17,6 @@ from gpuvirt.agent.claims.publishing import Publishing
 from gpuvirt.agent.cluster.keeping import KeeperDependencies, ReportOutcome
 from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.agent.store.persisted import NotWrittenError
-from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import ClaimUid, NodeName, PciAddress, PodUid
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import Client
@@ -107,21 +106,14 @@ class SliceKeeper:
         self._listed = False
         """Whether claims were listed in this run: what they have must be published before anything else is."""
         self._version: tuple[int, ...] | None = None
-        self._due = Signal()
 
     def observe(self, delta: Delta[ResourceSlice]) -> None:
         """Record the slices of the node, of all drivers."""
         self._found = tuple(delta.objects.values())
-        self._due.set()
 
     def observe_node(self, uid: str) -> None:
         """Record the node's UID: it owns the slices."""
         self._node_uid = uid
-
-    @property
-    def in_use(self) -> bool:
-        """Whether the node has GPUs for claims, or slices of them."""
-        return self._publishing.in_use
 
     async def run(self, report: ReportOutcome, report_problem: ReportProblem) -> None:
         """Keep the slices until cancelled; `report` gets each error of the API server, None after a success."""
@@ -153,7 +145,7 @@ class SliceKeeper:
         gpus = [gpu for gpu in shaped.gpus if gpu.address not in others]
         before = _published(own)
         leaving = await self._leaving(frozenset(gpu.address for gpu in gpus), before)
-        await self._publishing.record(leaving | {gpu.address for gpu in gpus} | _addresses(own))
+        await self._publishing.record(leaving | {gpu.address for gpu in gpus} | _addresses(before))
         desired = _with_known(content_of(pool_of(gpus)), before)
         problem = await self._write(own, _with_leaving(desired, leaving, before))
         if problem is None:
@@ -214,14 +206,8 @@ class SliceKeeper:
         return None
 
     async def _put(self, written: Fields, known: ResourceSlice | None) -> ResourceSlice:
-        metadata: dict[str, Plain] = {"name": _name(written)}
-        owner: Plain = {
-            "apiVersion": "v1",
-            "kind": "Node",
-            "name": self._node,
-            "uid": self._node_uid,
-        }
-        metadata["ownerReferences"] = [owner]
+        owner: Plain = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._node_uid}
+        metadata: dict[str, Plain] = {"name": _name(written), "ownerReferences": [owner]}
         if known is None:
             return await self._client.create(SLICES, {**written, "metadata": metadata}, ResourceSlice)
         metadata["resourceVersion"] = known.metadata.resource_version
@@ -256,8 +242,8 @@ def _gpu_of(device: Fields) -> PciAddress:
     return named[0] if named is not None else PciAddress("")
 
 
-def _addresses(own: Iterable[ResourceSlice]) -> frozenset[PciAddress]:
-    return frozenset(filter(None, map(_gpu_of, _published(own).devices)))
+def _addresses(content: PoolContent) -> frozenset[PciAddress]:
+    return frozenset(filter(None, map(_gpu_of, content.devices)))
 
 
 def _with_known(content: PoolContent, before: PoolContent) -> PoolContent:

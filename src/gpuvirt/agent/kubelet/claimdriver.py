@@ -41,12 +41,11 @@ CHECK_S = 5.0
 class ClaimDriver:
     """Serves the claims of one node as long as they get GPUs of it."""
 
-    def __init__(self, agent: Agent, preparing: Preparing, paths: KubeletPaths, clock: Clock, run_id: str) -> None:
-        """`run_id` is the agent's own random number."""
+    def __init__(self, agent: Agent, preparing: Preparing, paths: KubeletPaths, clock: Clock) -> None:
         self._agent, self._preparing, self._clock = agent, preparing, clock
         self._folder, self._registry = paths.claim_driver, paths.claim_registry
-        self._socket = self._folder / f"dra-{run_id}.sock"
-        self._registration = self._registry / f"{DRIVER}-{run_id}-reg.sock"
+        self._socket = self._folder / f"dra-{agent.run_id}.sock"
+        self._registration = self._registry / f"{DRIVER}-{agent.run_id}-reg.sock"
         self._server: grpc.aio.Server | None = None
 
     async def run(self) -> None:

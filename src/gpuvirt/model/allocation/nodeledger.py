@@ -63,6 +63,11 @@ class NodeLedger(msgspec.Struct, frozen=True):
         return self.rules.ours
 
     @property
+    def of_claims(self) -> frozenset[PciAddress]:
+        """The GPUs that claims have, or wait for."""
+        return frozenset(had.gpu for claim in self.claims for had in claim.gpus)
+
+    @property
     def is_observed(self) -> bool:
         """Whether allocations are known: the kubelet has answered, and the host was observed to map its ids."""
         return self.account is not None and self.host_observed

@@ -29,8 +29,8 @@ def with_claims(modes: Modes, claims: Iterable[Claim], inventory: Inventory) -> 
 
 def claimed_functions(modes: Modes, ledger: NodeLedger, inventory: Inventory) -> frozenset[PciAddress]:
     """Return the functions of the GPUs that claims get: in mode `claims`, still published, or still a claim's."""
-    had = ledger.published | {claimed.gpu for claim in ledger.claims for claimed in claim.gpus}
-    heads = {gpu for gpu in inventory.gpus if modes.of(gpu) is DesiredMode.CLAIMS} | (had & inventory.gpus.keys())
+    had = (ledger.published | ledger.of_claims) & inventory.gpus.keys()
+    heads = had.union(gpu for gpu in inventory.gpus if modes.of(gpu) is DesiredMode.CLAIMS)
     return frozenset(function for gpu in heads for function in (gpu, *inventory.gpus[gpu].siblings))
 
 

@@ -16,6 +16,7 @@ from gpuvirt.model.change.desired import DesiredDrivers
 from gpuvirt.model.change.driverplanning import drivers_of, withdrawn
 from gpuvirt.model.change.nodevgpus import NodeVgpus, VgpuDemand, plan_node_vgpus
 from gpuvirt.model.change.vgpus.gpustate import Holding
+from gpuvirt.model.desired.gpumodes import Modes
 from gpuvirt.model.desired.invalid import InvalidDesired, Source, unknown_addresses
 from gpuvirt.model.inventory.inventory import Inventory
 from gpuvirt.model.node.claims import claimed_functions, with_claims
@@ -114,14 +115,14 @@ def decide(picture: NodePicture, memory: NodeMemory, terms: NodeTerms, now_s: fl
     modes = with_claims(desired.modes, picture.ledger.claims, inventory)
     drivers = drivers_of(modes, inventory.gpus if not terms.vgpus_only else ())
     allocations = allocations_part(memory.parts.allocations, picture.ledger.entries)
-    demand = _demand(replace(desired, modes=modes), drivers, allocations.value.holdings, terms)
+    demand = _demand(desired, modes, drivers, allocations.value.holdings, terms)
     planned = _planned(inventory, demand, memory)
     vgpus, parts = planned.value, replace(memory.parts, allocations=allocations, vgpus=planned)
     invalid = _invalid(desired, inventory.gpus, vgpus)
     claimed = claimed_functions(desired.modes, picture.ledger, inventory)
     leaving = withdrawn(inventory, drivers) | claimed
-    carried = frozenset(vgpu for vgpu, found in inventory.vgpus.items() if found.gpu in claimed)
-    departing = Departing(leaving, vgpus.undesired | carried, picture.gates.drained.functions)
+    carried = (vgpu for vgpu, found in inventory.vgpus.items() if found.gpu in claimed) if claimed else ()
+    departing = Departing(leaving, vgpus.undesired.union(carried), picture.gates.drained.functions)
     notice = announced(picture, memory, desired, terms, departing, now_s)
     may_withdraw = notice.may_withdraw if terms.notice is not None else departing.names
     withdrawal = withdraw(memory.withdrawal, departing, may_withdraw, now_s)
@@ -164,10 +165,10 @@ def _desired(picture: NodePicture, memory: NodeMemory, terms: NodeTerms) -> Desi
 
 
 def _demand(
-    desired: DesiredNode, drivers: DesiredDrivers, holdings: tuple[Holding, ...], terms: NodeTerms
+    desired: DesiredNode, modes: Modes, drivers: DesiredDrivers, holdings: tuple[Holding, ...], terms: NodeTerms
 ) -> VgpuDemand:
     sizes = terms.settings.on_demand.sizes
-    return VgpuDemand(desired.config, desired.modes, drivers, holdings, desired.named, sizes)
+    return VgpuDemand(desired.config, modes, drivers, holdings, desired.named, sizes)
 
 
 def _planned(inventory: Inventory, demand: VgpuDemand, memory: NodeMemory) -> Memoized[NodeVgpus]:
