@@ -430,6 +430,18 @@ CASES = {
         replace(RUNNING, pod=replace(RUNS, phase="Pending", waiting=NO_START), vmi=None),
         (VmStageName.RUNNING, ReasonCode.LIMIT_NOT_POSSIBLE, "install the library"),
     ),
+    "crashed": (
+        replace(RUNNING, pod=replace(RUNS, waiting="CrashLoopBackOff: back-off 5m0s restarting failed container")),
+        (VmStageName.RUNNING, FindingCode.POD_NOT_RUNNING, f"kubectl logs {LAUNCHER} -n team --all-containers --prev"),
+    ),
+    "crashed since its device has failed": (
+        replace(
+            RUNNING,
+            pod=replace(RUNS, waiting="CrashLoopBackOff: back-off 5m0s restarting failed container"),
+            nodes=(reporting(OFFER, devices=(replace(ILL[0], users=(OWNER,)), ILL[1]), counted=1),),
+        ),
+        (VmStageName.RUNNING, ReasonCode.FELL_OFF_BUS, f"gpuvirt why {GPU}"),
+    ),
     "no guest": (
         replace(RUNNING, vmi=vmi_of("Scheduled", "node01", ONE_GPU, conditions=(NO_ENTRY,))),
         (VmStageName.RUNNING, FindingCode.POD_NOT_RUNNING, "kubectl logs"),

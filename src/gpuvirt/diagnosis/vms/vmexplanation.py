@@ -158,7 +158,8 @@ def _running(evidence: VmEvidence) -> StageResult[VmStageName]:
     message = f"it runs with {devices}" if devices else "it runs; its node has not reported its devices yet"
     if any(vmfindings.leaves_later(reason) for device in seen for reason in device.reasons):
         message += "; a change of the node's devices waits until it ends"
-    return _result(VmStageName.RUNNING, vmfindings.not_running(evidence) or vmfindings.unhealthy(seen), message)
+    blocker = vmfindings.not_running(evidence) or vmfindings.unhealthy(seen) or vmfindings.crashed(evidence)
+    return _result(VmStageName.RUNNING, blocker, message)
 
 
 def devices_seen(evidence: VmEvidence) -> list[DeviceSeen]:

@@ -211,6 +211,21 @@ def not_running(evidence: VmEvidence) -> Finding | None:
     )
 
 
+def crashed(evidence: VmEvidence) -> Finding | None:
+    """The pod runs with its devices, but one of its containers has ended and waits to be started again."""
+    pod = evidence.pod
+    if pod is None or pod.phase != "Running" or not pod.waiting:
+        return None
+    logs = f"kubectl logs {pod.name} -n {pod.namespace} --all-containers --previous"
+    return problem(
+        FindingCode.POD_NOT_RUNNING,
+        evidence.target.text,
+        f"has its devices, but one of its containers does not run: {pod.waiting}",
+        (Seen(f"{pod.user} $.status.containerStatuses", pod.waiting),),
+        fix=(logs, f"kubectl describe pod {pod.name} -n {pod.namespace}"),
+    )
+
+
 def leaves_later(reason: str) -> bool:
     """Return whether a reason is that a device goes to another use after the pods that have it."""
     return code_in(reason) in {ReasonCode.WITHDRAWN, ReasonCode.LEAVES_AFTER_POD}
