@@ -311,6 +311,7 @@ def test_the_guides_patch_needs_an_existing_list_of_gates() -> None:
     "cluster",
     [
         Cluster(kubevirt(annotations={"gpuvirt.io/manage": "false"})),
+        Cluster(kubevirt(annotations={"gpuvirt.io/manage": "no"})),
         Cluster(kubevirt(), manner=Manner(manage=False)),
         Cluster(
             kubevirt(labels=OWNED_BY_HCO), hco=hyper_converged() | kubevirt(annotations={"gpuvirt.io/manage": "False"})

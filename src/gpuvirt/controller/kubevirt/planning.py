@@ -89,12 +89,16 @@ class KubeVirtPicture(msgspec.Struct, frozen=True):
         return entries_of((self.kubevirt.spec.configuration or Configuration()).permitted_host_devices)
 
     @property
-    def is_opted_out(self) -> bool:
-        """Whether the annotation `gpuvirt.io/manage: "false"` of the KubeVirt or its HyperConverged forbids changes."""
+    def opted_out(self) -> str | None:
+        """The annotation of the KubeVirt or its HyperConverged that forbids changes: `gpuvirt.io/manage: "false"`.
+
+        Whoever writes another value than true, such as `no`, wants none either.
+        """
         hcos = (self.hyper_convergeds.value if self.hyper_convergeds is not None else None) or ()
         owners = hcos if is_owned_by_hco(self.kubevirt) else ()
         found = (self.kubevirt.metadata, *(owner.metadata for owner in owners))
-        return any(metadata.annotations.get(MANAGE_ANNOTATION, "").lower() == "false" for metadata in found)
+        values = (metadata.annotations.get(MANAGE_ANNOTATION, "true") for metadata in found)
+        return next((f'{MANAGE_ANNOTATION}: "{value}"' for value in values if value.lower() != "true"), None)
 
 
 def subject_of(picture: KubeVirtPicture) -> PermittingObject | Reason:
@@ -271,7 +275,7 @@ def plan(picture: KubeVirtPicture, manner: Manner, history: PatchHistory, at: da
     ours, by_kubevirt = changes_of(subject.metadata.annotations), withheld(picture, subject)
     desired, reasons = _desired_configuration(picture, manner, subject, ours, by_kubevirt)
     patch = conditional(subject.metadata.resource_version, drafted(subject, ours, desired))
-    managed, stale = manner.manage and not picture.is_opted_out, history.is_of_later(subject.metadata)
+    managed, stale = manner.manage and picture.opted_out is None, history.is_of_later(subject.metadata)
     if managed and not stale:
         history = histories.step(history, subject.metadata, desired.items, desired.lacking(subject), at)
     dry_run = not managed or history.stopped
@@ -283,7 +287,11 @@ def plan(picture: KubeVirtPicture, manner: Manner, history: PatchHistory, at: da
                 subject.where,
                 "lacks fields that VMs need to use the offered devices, and the controller is not permitted to write"
                 " it",
-                (Seen("", f"the annotation {MANAGE_ANNOTATION}, or the controller's settings"),),
+                (
+                    Seen(
+                        "", f"the annotation {picture.opted_out}" if picture.opted_out else "the controller's settings"
+                    ),
+                ),
                 "write what the dry run shows, or permit the controller to write",
             ),
         )

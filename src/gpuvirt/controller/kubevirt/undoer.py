@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from gpuvirt.clock import Clock
 from gpuvirt.controller.kubevirt.changes import (
     ANNOTATION,
-    MANAGE_ANNOTATION,
     DeviceList,
     OurChanges,
     OurEntry,
@@ -230,8 +229,8 @@ class KubeVirtUndoer:
         if picture is None:
             return ()
         found, where = undo(picture), f"{picture.kubevirt.metadata.namespace}/{picture.kubevirt.metadata.name}"
-        if picture.is_opted_out:
-            return (f"KubeVirt {where} stays as it is: its annotation {MANAGE_ANNOTATION} is false",)
+        if (annotation := picture.opted_out) is not None:
+            return (f"KubeVirt {where} stays as it is, by its annotation {annotation}",)
         left = tuple(reason.text for reason in found.reasons)
         if found.resource is None or not found.patch:
             return left
