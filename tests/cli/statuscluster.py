@@ -84,6 +84,8 @@ class Cluster:
         self.may_read_events = True
         self.events: tuple[object, ...] = (PULLED, NO_SECRET, NO_DNS)
         self.installed = True
+        self.kubevirt: object | None = None
+        """The condition about KubeVirt."""
         self.leader = "gpuvirt-controller-a"
         """The holder of the controllers' lease; empty if users may not read it."""
         self.asked = 0
@@ -108,7 +110,7 @@ class Cluster:
     def policies(self) -> Reply:
         state = self.state if self.asked > self.ready_after else "notReady"
         reason = READY if state == "ready" else {**READY, "status": "False", "reason": "NodesNotReady", "message": "x"}
-        status = {"state": state, "namespace": NAMESPACE, "conditions": [reason]}
+        status = {"state": state, "namespace": NAMESPACE, "conditions": list(filter(None, (reason, self.kubevirt)))}
         return items(
             {"metadata": {"name": "cluster-policy"}, "spec": {"sandboxWorkloads": {"enabled": True}}, "status": status}
         )

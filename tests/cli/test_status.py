@@ -6,7 +6,16 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 from tests.cli.commandline import GPUVIRT, PATH
-from tests.cli.statuscluster import NAMESPACE, NODE, PULLED, VGPU_MANAGER, Cluster, sharing_gpu_node, sharing_node
+from tests.cli.statuscluster import (
+    NAMESPACE,
+    NODE,
+    PULLED,
+    READY,
+    VGPU_MANAGER,
+    Cluster,
+    sharing_gpu_node,
+    sharing_node,
+)
 from tests.extender.podapi import serving
 
 
@@ -56,6 +65,17 @@ async def test_the_first_line_is_a_verdict(tmp_path: Path) -> None:
     first = done.stdout.splitlines()[0]
     assert (done.returncode, first.startswith("Not ready: ")) == (1, True), first
     assert "namespace gpu-operator" in done.stdout
+
+
+async def test_a_kubevirt_that_lacks_the_offered_devices_is_not_ready(tmp_path: Path) -> None:
+    cluster = Cluster()
+    lacking = "KubeVirt kubevirt/kubevirt lacks fields | gpuvirt would write: add /spec/configuration/x"
+    missing = {**READY, "type": "KubeVirtConfigured", "status": "False", "reason": "KubeVirtNotManaged"}
+    cluster.kubevirt = {**missing, "message": lacking}
+    done = await run(cluster, tmp_path)
+    text = " ".join(done.stdout.split())
+    assert "nodes not ready, KubeVirt is not configured for the offered devices; gpuvirt in namespace" in text
+    assert (done.returncode, f"KubeVirtNotManaged: {lacking}" in text) == (1, True)
 
 
 async def test_the_hold_of_an_uninstall_is_shown_while_it_keeps_controllers_from_leading(tmp_path: Path) -> None:

@@ -275,6 +275,8 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     """The namespace of the controller and its operands."""
     is_installed: bool = True
     """Whether the API server has the kind ClusterPolicy."""
+    kubevirt: str = ""
+    """Why VMs of KubeVirt can't have all devices that nodes offer: code and message; empty where they can."""
     held: bool = False
     """Whether the lease of an uninstall keeps all controllers from leading; False where that is not known."""
 
@@ -290,9 +292,11 @@ class ClusterStatus(msgspec.Struct, frozen=True):
         if self.well:
             return f"Ready: {where}"
         late = {row.node for row in self.components if not row.ready}
-        parts = [f"ClusterPolicy {self.policy} is {self.state or 'not seen by a controller yet'}"]
+        is_ready = self.state == "ready"
+        parts = [] if is_ready else [f"ClusterPolicy {self.policy} is {self.state or 'not seen by a controller yet'}"]
         parts += [f"{len(late)} of {len(nodes)} nodes not ready"] if late else []
         parts += [count_of(len(self.invalid), "invalid value")] if self.invalid else []
+        parts += ["KubeVirt is not configured for the offered devices"] if self.kubevirt else []
         return f"Not ready: {', '.join(parts)}; {where}{self._hold}"
 
     @property
@@ -312,8 +316,9 @@ class ClusterStatus(msgspec.Struct, frozen=True):
 
     @property
     def well(self) -> bool:
-        """Whether the policy and all components are ready, and no value is invalid."""
-        return self.state == "ready" and not self.invalid and all(row.ready for row in self.components)
+        """Whether the policy, all components and KubeVirt are ready, and no value is invalid."""
+        is_ready = self.state == "ready" and all(row.ready for row in self.components)
+        return is_ready and not self.invalid and not self.kubevirt
 
 
 async def ask(client: Client, namespace: Namespace) -> ClusterStatus:
@@ -349,7 +354,8 @@ async def ask(client: Client, namespace: Namespace) -> ClusterStatus:
         lease = await client.get(leases(namespace), CONTROLLER_LEASE, Lease)
     except (NotFoundError, ForbiddenError):  # unknown: the hold is a hint beside the verdict
         lease = Lease(Metadata())
-    ready = next((condition for condition in conditions if condition.type == policy_status.READY), None)
+    by_type = {condition.type: condition for condition in conditions}
+    ready, kubevirt = by_type.get(policy_status.READY), by_type.get(policy_status.KUBEVIRT)
     by_name = {gpu_node.metadata.name: gpu_node for gpu_node in gpu_nodes}
     deployer = None
     if choice is not None and isinstance(choice.policy, ClusterPolicy):
@@ -367,6 +373,7 @@ async def ask(client: Client, namespace: Namespace) -> ClusterStatus:
         components=rows(nodes, by_name, operand_pods, deployer, await _causes(client, namespace, operand_pods)),
         invalid=tuple(_invalid(choice, nodes, by_name)),
         namespace=namespace,
+        kubevirt=kubevirt.why if kubevirt is not None and kubevirt.status == "False" else "",
         held=(lease.spec.holder_identity or "").startswith(UNINSTALL),
     )
 

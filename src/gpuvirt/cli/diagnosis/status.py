@@ -51,8 +51,8 @@ def _print_verdict(out: Console, found: ClusterStatus, reason: str, invalid: Seq
     say(out, found.verdict)
     if not found.is_installed:
         say(out, INSTALL, head="  fix: ")
-    if reason:
-        say(out, reason, head="  ")
+    for text in filter(None, (reason, found.kubevirt)):
+        say(out, text, head="  ")
     if invalid:
         say(out, "")
         say(out, "Invalid desired state, which gpuvirt does not apply:")
@@ -79,7 +79,8 @@ def status(  # noqa: PLR0913  one parameter an option
     """Show whether gpuvirt and its components on nodes are ready.
 
     The components have the names of the operands of NVIDIA's operator, even if gpuvirt's agent does their work.
-    The command reads GpuNodes and pods. It exits with 1 if the ClusterPolicy or a component is not ready.
+    The command reads GpuNodes and pods. It exits with 1 if the ClusterPolicy, a component or KubeVirt's
+    configuration is not ready.
     """
     listing = ListFormat(output, no_headers)
     credentials = apiserver.demanded_credentials(kubeconfig, context)
