@@ -18,6 +18,7 @@ from gpuvirt.controller.clusterstatus import Row as ComponentRow
 from gpuvirt.controller.install.installing import Preview
 from gpuvirt.diagnosis import findings
 from gpuvirt.diagnosis.explanation import DeviceExplanation
+from gpuvirt.diagnosis.vms.podclaims import ClaimSeen
 from gpuvirt.diagnosis.vms.vmexplanation import Explanation, NodeExplanation
 from gpuvirt.kube.kinds import gpunode
 from gpuvirt.model.offers.view import NodeView
@@ -31,12 +32,13 @@ COMMANDS: Mapping[str, object] = {
     "devices --node NAME|--all-nodes": list[fleetrender.NodeDevices],
     "doctor": findings.Report,
     "why ADDRESS|RESOURCE": DeviceExplanation,
-    "why vm/NAME|vmi/NAME|pod/NAME": Explanation,
+    "why vm/NAME|vmi/NAME|pod/NAME|claim/NAME": Explanation,
     "why node/NAME": NodeExplanation,
     "plan node/NAME": NodePlan,
     "status": ClusterStatus,
     "install check": Preview,
     "shares": SharesOverview,
+    "claims": list[ClaimSeen],
     "schedule list": list[reports.ScheduleRow],
     "schedule show NAME": reports.ScheduleDetail,
     "schedule history NAME": reports.ScheduleHistory,

@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,12 @@ from gpuvirt_sim.archives.export import export
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
 from tests.cli.commandline import GPUVIRT, PATH, ran
+from tests.cli.documentedjson import OBJECTS, PRINTS, fits
 from tests.kube.scriptedapi import NOT_FOUND, Call, Reply, scripted
 from tests.schedules.scheduleday import Day
 from tests.schedules.servedcommands import answering
 from tests.web.certificates import Authority
 
-REFERENCE = (Path(__file__).parent.parent.parent / "docs/reference/json.md").read_text()
 KINDS_OF_KUBERNETES = {"slices"}
 """The commands whose JSON is not gpuvirt's to describe."""
 WITHOUT_TABLES = {
@@ -56,47 +55,6 @@ WITHOUT_TABLES = {
 """Programs that stay, that tell what they do line by line, or that print a file."""
 
 
-def table(heading: str) -> Mapping[str, str]:
-    """Return the rows of the table below a heading."""
-    rows = REFERENCE.partition(f"{heading}\n|---|---|\n")[2].partition("\n\n")[0].partition("\n<!--")[0]
-    cells = (re.split(r"(?<!\\)\|", row.strip("|"), maxsplit=1) for row in rows.splitlines())
-    return {name.strip().strip("`").replace("\\|", "|"): text.strip() for name, text in cells}
-
-
-PRINTS = table("| `gpuvirt ... -o json` | prints |")
-OBJECTS = {
-    name: {field: shape or "text" for field, shape in re.findall(r"`([^`]+)`(?: (.*?))?(?:; (?=`)|$)", text)}
-    for name, text in table("| object | fields |").items()
-}
-
-
-def fits(value: Plain, words: str) -> bool:
-    """Return whether a value has the documented shape."""
-    if words.endswith("?"):
-        return value is None or fits(value, words.removesuffix("?"))
-    if words.endswith("[]"):
-        return isinstance(value, list) and all(fits(item, words.removesuffix("[]")) for item in value)
-    if words.endswith("{}"):
-        return isinstance(value, dict) and all(fits(member, words.removesuffix("{}")) for member in value.values())
-    words = words.removeprefix("(").removesuffix(")")
-    if words.startswith("one of "):
-        return value in re.findall(r"`([^`]+)`", words)
-    return any(_fits(value, alternative) for alternative in words.split(" or "))
-
-
-def _fits(value: Plain, words: str) -> bool:
-    match value:
-        case dict():
-            fields = OBJECTS.get(words, {})
-            return fields.keys() == value.keys() and all(fits(value[name], text) for name, text in fields.items())
-        case str():
-            return words in {"text", "code"} or (words == "time" and _is_time(value))
-        case bool():
-            return words == "boolean"
-        case _:
-            return words == "number" and isinstance(value, int | float)
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -117,13 +75,6 @@ def _fits(value: Plain, words: str) -> bool:
 )
 def test_a_value_that_differs_from_its_documented_shape_is_detected(value: Plain, words: str) -> None:
     assert not fits(value, words)
-
-
-def _is_time(text: str) -> bool:
-    try:
-        return datetime.fromisoformat(text).tzinfo is not None
-    except ValueError:
-        return False
 
 
 def leaves(group: TyperGroup, *names: str) -> Iterator[tuple[str, bool]]:
@@ -185,10 +136,11 @@ OF_CLUSTERS = {
     "devices --node NAME|--all-nodes": ("devices", "--all-nodes"),
     "vgpu list --node NAME|--all-nodes": ("vgpu", "list", "--all-nodes"),
     "shares": ("shares",),
+    "claims": ("claims", "-A"),
     "version": ("version",),
     "status": ("status",),
     "install check": ("install", "check", str(POLICY)),
-    "why vm/NAME|vmi/NAME|pod/NAME": ("why", "vm/vm"),
+    "why vm/NAME|vmi/NAME|pod/NAME|claim/NAME": ("why", "vm/vm"),
     "why node/NAME": ("why", "node/a1"),
     "plan node/NAME": ("plan", "node/a1", "--vgpu-config", "A10-4Q"),
     "schedule list": ("schedule", "list", *IN_GPUVIRT),

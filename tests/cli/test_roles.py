@@ -138,8 +138,11 @@ COMMANDS: tuple[tuple[str, Callable[[], Answer], str], ...] = (
             "pod/waits -n team",
             "pod/starts -n team",
             "node/node01",
+            "claim/starting -n team",
+            "pod/pod-starting -n team",
         )
     ),
+    ("gpuvirt-claims", lambda: whycluster.answer, "claims -A"),
     (*SCHEDULE, "schedule list"),
     (*SCHEDULE, "schedule show gpus"),
     (*SCHEDULE, "schedule history gpus"),

@@ -4,13 +4,17 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import CompletedProcess
 
+import msgspec
 import pytest
 import yaml
 from lab.cluster.settings import NODE
 
+from gpuvirt.diagnosis.vms.podclaims import ClaimSeen, ClaimState
 from gpuvirt.model.dra.claimfiles import IN_CONTAINER
 from gpuvirt.plain import Plain
+from tests.cli.commandline import ran
 from tests.cluster.clusterlab import LabNode
 from tests.cluster.labnamespace import BOX
 
@@ -100,6 +104,17 @@ def driver_of(host: Path, gpu: str) -> str:
     return (host / f"sys/bus/pci/devices/{gpu}/driver").readlink().name
 
 
+def asked(node: LabNode, *words: str) -> CompletedProcess[str]:
+    """Run a command in the namespace of the pods."""
+    return ran(*words, "-n", node.namespace, "--kubeconfig", str(node.cluster.kubeconfig))
+
+
+def shown(node: LabNode) -> dict[str, ClaimSeen]:
+    """Return the claims that `gpuvirt claims` shows, by name."""
+    printed = asked(node, "claims", "-o", "json").stdout
+    return {claim.name: claim for claim in msgspec.json.decode(printed, type=list[ClaimSeen])}
+
+
 GROUPS = {"0000:3b:00.0": "31", "0000:af:00.0": "62"}
 
 
@@ -116,6 +131,20 @@ def test_a_claim_gets_a_gpu_alone_and_a_restart_of_the_kubelet_changes_nothing(n
         until_runs(node, "second")
         assert gpu_of(node, "second") == (other, GROUPS[other])
         start(node, "third")
+        node.until(lambda: shown(node)["third"].reason != "", lambda: f"{shown(node)} {node.log}")
+        found = shown(node)
+        assert {name: claim.state for name, claim in found.items()} == {
+            "first": ClaimState.IN_USE,
+            "second": ClaimState.IN_USE,
+            "third": ClaimState.PENDING,
+        }
+        assert [(device.gpu, claim.pods) for claim in found.values() for device in claim.devices] == [
+            (mine, ("first",)),
+            (other, ("second",)),
+        ]
+        assert "cannot allocate all claims" in found["third"].reason
+        assert "cannot allocate all claims" in asked(node, "why", "claim/third").stdout
+        assert asked(node, "why", "pod/first").returncode == 0
         node.cluster.stop("kubelet")
         node.cluster.start_kubelet()  # which deletes the slices
         node.until(lambda: len(published(node)) == 2, lambda: f"{published(node)} {node.log}")

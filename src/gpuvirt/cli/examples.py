@@ -18,6 +18,7 @@ EXAMPLES: Mapping[str, str] = {
     "gpuvirt shares": "the shared GPUs and their free units",
     "gpuvirt shares -l rack=b": "those of the nodes with a label",
     "gpuvirt shares -w": "the same after each change",
+    "gpuvirt claims -A": "the claims (DRA) of all namespaces, and what each waits for",
     "gpuvirt plan node/node01 --workload vm-passthrough": "what a label of the workload would change on a node",
     "gpuvirt plan node/node01 --vgpu-config A10-4Q": "what a label of the vGPU config would change",
     "gpuvirt slices --dry-run": "the shapes of each GPU of this host for claims (DRA)",

@@ -47,6 +47,7 @@ COMMANDS = {
     "doctor": Command(LOOK, "diagnosis.doctor", "Find the problems that keep the GPUs of this host from VMs."),
     "status": Command(LOOK, "diagnosis.status", "Show whether gpuvirt and its components on nodes are ready."),
     "shares": Command(LOOK, "diagnosis.shares", "Show the shared GPUs of the cluster, and their free units."),
+    "claims": Command(LOOK, "diagnosis.claims", "Show the claims (DRA) that have GPUs, or wait for some."),
     "plan": Command(LOOK, "diagnosis.plan", "Preview the changes that a label would make on a node."),
     "slices": Command(LOOK, "changes.slices", "Show in which shapes claims (DRA) could get this host's GPUs."),
     "support": Command(LOOK, "diagnosis.support", "Pack the state of this host's GPUs into one archive."),

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from gpuvirt.diagnosis.evidence import ClusterNode
 from gpuvirt.diagnosis.sharesreading import listed_schedules, read_index, shares_for_pod, shares_of_pods
 from gpuvirt.diagnosis.vms import vmevidence
+from gpuvirt.diagnosis.vms.podclaims import ClaimSeen, claim_seen
 from gpuvirt.diagnosis.vms.vmevidence import ObjectKind, ObjectRef, PodSeen, VmEvidence
 from gpuvirt.diagnosis.vms.vmexplanation import NodeEvidence
 from gpuvirt.diagnosis.vms.vmshares import SharesSeen
@@ -32,6 +33,7 @@ from gpuvirt.kube.kinds.kubevirt import (
     Vm,
     Vmi,
 )
+from gpuvirt.kube.kinds.resourceclaims import ALL_CLAIMS, WholeClaim, resource_claims
 from gpuvirt.kube.kinds.vgpuschedule import VALID, VgpuSchedule
 from gpuvirt.kube.resources import NODES, Collection, KubernetesObject, Resource, pods
 from gpuvirt.model.change.vgpus.desiredvgpus import ConfigName
@@ -65,14 +67,19 @@ RESOURCES = {
     ObjectKind.VM: Resource("virtualmachines", "kubevirt.io"),
     ObjectKind.VMI: Resource("virtualmachineinstances", "kubevirt.io"),
     ObjectKind.POD: Resource("pods"),
+    ObjectKind.CLAIM: ALL_CLAIMS.resource,
 }
+VIRTUAL = frozenset({ObjectKind.VM, ObjectKind.VMI})
+"""The kinds of KubeVirt."""
 SCHEDULABLE = "kubevirt.io/schedulable"
 """The label by which KubeVirt schedules VMs on a node."""
 LAUNCHERS = f"{vmevidence.LAUNCHER_LABEL}={vmevidence.LAUNCHER}"
 
 
-FAILURES = frozenset({"FailedCreatePodSandBox", "Failed"})
-"""The kubelet's events of a pod without a sandbox, and of a container that it could not create or start."""
+NOT_PREPARED = "FailedPrepareDynamicResources"
+"""The kubelet's event of a pod whose claim a driver does not prepare."""
+FAILURES = frozenset({"FailedCreatePodSandBox", "Failed", NOT_PREPARED})
+"""The kubelet's events of a pod without a sandbox or its claims, and of a container that does not start."""
 
 
 def ask(credentials: Credentials, target: ObjectRef, sharing: Sharing | None = None) -> VmEvidence:
@@ -128,6 +135,8 @@ class _VmReader:
         if target.kind is ObjectKind.POD:
             pod = await self._get(ObjectKind.POD, target.name, core.WholePod)
             return VmEvidence(target=target, pod=vmevidence.pod_seen(pod) if pod is not None else None)
+        if target.kind is ObjectKind.CLAIM:
+            return await self._claim()
         if target.kind is ObjectKind.VM:
             vm = await self._get(ObjectKind.VM, target.name, Vm)
             if vm is None:
@@ -144,6 +153,36 @@ class _VmReader:
             pod=vmevidence.pod_seen(launcher) if launcher is not None else None,
             pod_unread=pods is None,
         )
+
+    async def _claim(self) -> VmEvidence:
+        """Return the evidence about a claim, with the pod that has it, else one that names it."""
+        claim = await self._get(ObjectKind.CLAIM, self._target.name, WholeClaim)
+        if claim is None:
+            return VmEvidence(target=self._target)
+        pods = await self._list(self._within(ObjectKind.POD), core.WholePod)
+        seen = claim_seen(claim, pods or (), {})
+        pod = next((pod for pod in pods or () if pod.metadata.name in seen.pods), None)
+        return VmEvidence(
+            target=self._target,
+            claims=(seen,),
+            pod=vmevidence.pod_seen(pod) if pod is not None else None,
+            pod_unread=pods is None,
+        )
+
+    async def _claims(self, pod: PodSeen, pods: Iterable[core.WholePod]) -> tuple[ClaimSeen, ...]:
+        """Return the claims of a pod that exist and may be read."""
+        beside = [other for other in pods if other.metadata.namespace == pod.namespace]
+        found = list[ClaimSeen]()
+        for name in filter(None, pod.claims.values()):
+            try:
+                claim = await self._client.get(resource_claims(pod.namespace), name, WholeClaim)
+            except NotFoundError:
+                continue
+            except ForbiddenError as error:
+                self._unread.append(str(error))
+                break
+            found.append(claim_seen(claim, beside, {}))
+        return tuple(found)
 
     async def _instancetype(self, vm: Vm) -> Devices:
         """Return the devices of a VM's instance type, none if the VM has none or its instance type does not exist."""
@@ -178,9 +217,10 @@ class _VmReader:
             stopped=stopped_by(schedules, evidence.vm.metadata.uid) if evidence.vm is not None and is_off else None,
             away=away(schedules, cordons(labels)) if waits else {},
             phases=await read_phases(self._client, schedules, labels, by_name),
+            claims=evidence.claims or (await self._claims(pod, pods or ()) if pod is not None else ()),
             event=await self._event(pod) if pod is not None and pod.node and pod.phase == "Pending" else "",
             shares=await self._shares(pod) if pod is not None and units in evidence.requests else None,
-            kubevirts=() if self._target.kind is ObjectKind.POD else await self._kubevirts(),
+            kubevirts=await self._kubevirts() if self._target.kind in VIRTUAL else (),
             nodes=None
             if nodes is None
             else tuple(vmevidence.node_seen(node, by_name.get(NodeName(node.metadata.name))) for node in nodes),

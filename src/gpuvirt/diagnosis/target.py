@@ -27,10 +27,11 @@ KINDS = {
     **dict.fromkeys(("vm", "vms", "virtualmachine", "virtualmachines"), ObjectKind.VM),
     **dict.fromkeys(("vmi", "vmis", "virtualmachineinstance", "virtualmachineinstances"), ObjectKind.VMI),
     **dict.fromkeys(("po", "pod", "pods"), ObjectKind.POD),
+    **dict.fromkeys(("claim", "claims", "resourceclaim", "resourceclaims"), ObjectKind.CLAIM),
 }
 """The kinds that `gpuvirt why` explains, by the names that kubectl accepts."""
 NODE_KINDS = frozenset({"no", "node", "nodes"})
-NAMED_KINDS = (ObjectKind.VM, ObjectKind.VMI, ObjectKind.POD, "node")
+NAMED_KINDS = (*ObjectKind, "node")
 """The kinds, as errors and help name them."""
 COMMAND = "why"
 
@@ -65,7 +66,7 @@ def node_target(text: str) -> NodeName | None:
 
 
 def object_target(text: str) -> tuple[ObjectKind, ObjectName] | None:
-    """Return the kind and name in `vm/NAME`, `vmi/NAME` or `pod/NAME`, None for another target.
+    """Return the kind and name in `vm/NAME`, `vmi/NAME`, `pod/NAME` or `claim/NAME`, None for another target.
 
     Raises InvalidIdError for a name that no object can have.
     """

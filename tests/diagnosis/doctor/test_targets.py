@@ -35,7 +35,7 @@ def test_a_device_or_resource_is_itself(target: str) -> None:
         (("vm/a", "b"), "'vm/a' has a name already; expected vm/a, or vm b"),
         (("pdo", "a"), "'pdo' is not a kind that why explains; did you mean pod/a?"),
         (("nod/a", None), "'nod' is not a kind that why explains; did you mean node/a?"),
-        (("deployment", "a"), "'deployment' is not a kind that why explains; expected vm, vmi, pod, node"),
+        (("deployment", "a"), "'deployment' is not a kind that why explains; expected vm, vmi, pod, claim, node"),
         (("0000:65:00.0", "a"), "is not a kind"),
     ],
 )

@@ -24,7 +24,7 @@ from gpuvirt.diagnosis.target import is_target, joined_target, node_target, obje
 from gpuvirt.diagnosis.vms import vmexplanation
 from gpuvirt.diagnosis.vms.vmevidence import ObjectKind, ObjectRef
 from gpuvirt.diagnosis.vms.vmexplanation import Explanation, NodeExplanation, explain_node
-from gpuvirt.diagnosis.vms.vmfindings import counts_text
+from gpuvirt.diagnosis.vms.vmfindings import counts_text, requests_text
 from gpuvirt.errors import InvalidIdError
 from gpuvirt.facts.ids import NodeName, ObjectName, ResourceName
 from gpuvirt.kube.access.credentials import Credentials
@@ -44,7 +44,7 @@ ClusterFile = Annotated[
 VM_COLUMNS = (Column("NODE"), Column("RESOURCE", folds=True), Column("ALLOCATABLE"), Column("FREE"), Column("REASON"))
 RESOURCE_COLUMNS = (Column("RESOURCE"), Column("ALLOCATABLE"), Column("FREE"))
 POD_COLUMNS = (Column("PENDING POD"), Column("REQUESTS", folds=True), Column("REASON", optional=True))
-TARGETS = "ADDRESS|UUID|RESOURCE|vm/NAME|vmi/NAME|pod/NAME|node/NAME"
+TARGETS = "ADDRESS|UUID|RESOURCE|vm/NAME|vmi/NAME|pod/NAME|claim/NAME|node/NAME"
 
 
 def why(  # noqa: PLR0913  one parameter an option
@@ -53,7 +53,7 @@ def why(  # noqa: PLR0913  one parameter an option
         typer.Argument(
             metavar=TARGETS,
             autocompletion=completion.node_targets,
-            help="A PCI address, a UUID or a resource on this host, or a VM, VMI, pod or node of the cluster.",
+            help="A PCI address, a UUID or a resource on this host, or a VM, VMI, pod, claim or node of the cluster.",
         ),
     ],
     name: Annotated[
@@ -86,9 +86,10 @@ def why(  # noqa: PLR0913  one parameter an option
 
     For a PCI address, a UUID (of an mdev, or `GPU-...`) or a resource, the command checks this host, and prints the
     stages between the GPU and a VM. For a resource, it follows the device that passes the most stages. For vm/NAME (or
-    vm NAME), vmi/NAME or pod/NAME, it reads the cluster of --kubeconfig, KUBECONFIG or ~/.kube/config, and prints the
-    requested devices, the scheduler's message, and what blocks the pod on each node. For node/NAME, it prints the
-    node's resources, the reasons of its GPUs, and the pending pods that request them, each with its obstacle.
+    vm NAME), vmi/NAME, pod/NAME or claim/NAME (DRA), it reads the cluster of --kubeconfig, KUBECONFIG or
+    ~/.kube/config, and prints the requested devices, the scheduler's message, and what blocks the pod on each node.
+    For node/NAME, it prints the node's resources, the reasons of its GPUs, and the pending pods that request them,
+    each with its obstacle.
 
     It exits with 0 if nothing blocks the device, VM or pod, with 1 otherwise.
     """
@@ -162,7 +163,8 @@ def show_vm(found: Explanation) -> None:
     """Print what blocks a VM, the stages, and the nodes."""
     out = console()
     kind, _, name = found.target.partition("/")
-    requests = f" requests {counts_text(found.requests)}" if found.requests else ""
+    has_requests = found.requests or (found.claims and kind != ObjectKind.CLAIM)
+    requests = f" requests {requests_text(found.requests, found.claims)}" if has_requests else ""
     say(out, f"{kind} {found.namespace}/{name}{requests}", style="bold")
     out.print()
     if found.blocker is None:

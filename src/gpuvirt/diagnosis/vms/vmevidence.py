@@ -9,6 +9,7 @@ from enum import StrEnum
 import msgspec
 
 from gpuvirt.diagnosis.evidence import IOMMUFD_RESOURCE, ClusterNode
+from gpuvirt.diagnosis.vms.podclaims import ClaimSeen
 from gpuvirt.diagnosis.vms.vmshares import SharesSeen
 from gpuvirt.facts.ids import NodeName, VgpuType
 from gpuvirt.kube.kinds import core
@@ -34,6 +35,7 @@ class ObjectKind(StrEnum):
     VM = "vm"
     VMI = "vmi"
     POD = "pod"
+    CLAIM = "claim"
 
 
 class ObjectRef(msgspec.Struct, frozen=True):
@@ -71,6 +73,8 @@ class PodSeen(msgspec.Struct, frozen=True):
     """The VM, if the pod is a virt-launcher pod."""
     uid: str = ""
     scheduler: str = DEFAULT_SCHEDULER
+    claims: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Its ResourceClaims by their names in the pod; empty names where they are not made yet."""
 
     @property
     def user(self) -> str:
@@ -155,6 +159,8 @@ class VmEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The phases of VgpuSchedules that have a vGPU config for a node."""
     event: str = ""
     """The newest event that tells why the pod on its node does not start: `FailedCreatePodSandBox: no runtime ...`."""
+    claims: tuple[ClaimSeen, ...] = ()
+    """The target, if it is a claim; else the claims of the pod."""
     shares: SharesSeen | None = None
     """The shared GPUs, where the pod requests units of them and they could be read."""
     neighbours: tuple[str, ...] = ()
@@ -167,6 +173,8 @@ class VmEvidence(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def found(self) -> bool:
         """Whether the target exists."""
+        if self.target.kind is ObjectKind.CLAIM:
+            return bool(self.claims)
         return {ObjectKind.VM: self.vm, ObjectKind.VMI: self.vmi, ObjectKind.POD: self.pod}[
             self.target.kind
         ] is not None
@@ -185,6 +193,19 @@ class VmEvidence(msgspec.Struct, frozen=True, kw_only=True):
     def requests(self) -> Mapping[str, int]:
         """How many devices are requested of each resource: by the pod, else by the VMI, else by the VM."""
         return self.pod.devices if self.pod is not None else self.devices_of_guest.counts
+
+    @property
+    def claimed(self) -> tuple[str, ...]:
+        """The claims in words, with those that are not read or not made: `a10 (passthrough.gpuvirt.io)`."""
+        known = {claim.name: claim.text for claim in self.claims}
+        if self.target.kind is ObjectKind.CLAIM:
+            return tuple(known.values())
+        if self.pod is None:
+            return tuple(f"{name} of its spec" for name in self.devices_of_guest.claims)
+        return tuple(
+            known.get(claim, claim) if claim else f"{name} of its spec, which is not made yet"
+            for name, claim in self.pod.claims.items()
+        )
 
     @property
     def placement(self) -> Placement:
@@ -217,6 +238,7 @@ def pod_seen(pod: core.WholePod) -> PodSeen:
         namespace=pod.metadata.namespace,
         uid=pod.metadata.uid,
         scheduler=pod.spec.scheduler_name,
+        claims=pod.claims,
         phase=pod.status.phase,
         node=pod.spec.node_name,
         reason=pod.status.reason,

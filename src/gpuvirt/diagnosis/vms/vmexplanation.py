@@ -29,7 +29,6 @@ from gpuvirt.model.workers.away import AwayWorker, NodePhase
 
 VERSION = 1
 _SEEN = re.compile(r"; seen: .*?(?=; fix: |\Z)", re.DOTALL)
-NOT_FOR_PODS = "does not apply to a pod"
 
 
 class VmStageName(StrEnum):
@@ -71,6 +70,8 @@ class Explanation(msgspec.Struct, frozen=True):
     namespace: str
     pod: str | None
     requests: Mapping[str, int]
+    claims: tuple[str, ...]
+    """Its claims (DRA), each with the DeviceClasses that it asks for."""
     blocker: Finding | None
     """The finding that blocks it; None where it has its devices."""
     stages: tuple[VmStage, ...]
@@ -97,6 +98,7 @@ def explain(evidence: VmEvidence) -> Explanation:
         namespace=target.namespace,
         pod=f"{pod.namespace}/{pod.name}" if pod is not None else None,
         requests=evidence.requests,
+        claims=evidence.claimed,
         blocker=blocker,
         stages=tuple(VmStage(stage.step, stage.standing, stage.message) for stage in stages),
         scheduler=scheduled.text if scheduled is not None and scheduled.status != "True" else "",
@@ -115,15 +117,16 @@ def _results(evidence: VmEvidence, verdicts: tuple[NodeFit, ...]) -> Iterator[St
         VmStageName.REQUESTS,
         vmfindings.outdated(evidence)
         or (
-            None if evidence.requests else vmfindings.selects_workers_away(evidence) or vmfindings.no_requests(evidence)
+            None
+            if evidence.requests or evidence.claimed
+            else vmfindings.selects_workers_away(evidence) or vmfindings.no_requests(evidence)
         )
         or vmshares.invalid_request(evidence.target.text, evidence.shares),
-        vmfindings.counts_text(evidence.requests),
+        vmfindings.requests_text(evidence.requests, evidence.claimed),
     )
-    if evidence.target.kind is ObjectKind.POD:
-        yield from (
-            StageResult(step, NOT_FOR_PODS, skipped=True) for step in (VmStageName.STARTED, VmStageName.PERMITTED)
-        )
+    if (kind := evidence.target.kind) in {ObjectKind.POD, ObjectKind.CLAIM}:
+        for step in (VmStageName.STARTED, VmStageName.PERMITTED):
+            yield StageResult(step, f"does not apply to a {kind}", skipped=True)
     else:
         phase = evidence.vmi.status.phase if evidence.vmi is not None else ""
         vmi = f"its VMI is {phase}" if phase else "it was started"

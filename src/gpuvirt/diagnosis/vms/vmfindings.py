@@ -17,9 +17,15 @@ from gpuvirt.model.reasons.codes import Level
 from gpuvirt.model.shares.sharedgpus import SCHEDULER
 from gpuvirt.model.workers.spec import SAVED_STRATEGY
 
-_REFUSAL = re.compile(r"desc = \S+: (?P<code>[A-Z][A-Za-z]+): (?P<text>.*?)(?:, which is unexpected.*)?$", re.DOTALL)
+_REFUSAL = re.compile(
+    r"(?:desc = \S+|failed for ResourceClaim \S+): (?P<code>[A-Z][A-Za-z]+): (?P<text>.*?)"
+    r"(?:, which is unexpected.*)?$",
+    re.DOTALL,
+)
+"""gpuvirt's reason in the kubelet's message about Allocate, or about NodePrepareResources."""
 
 
+EVENT_OF_FAILURE = "its newest event of a failure"
 OF_PHASES = {FindingCode.WORKER_AWAY, FindingCode.OTHER_PHASE}
 """The obstacles that pass when another phase of a VgpuSchedule begins."""
 
@@ -27,6 +33,14 @@ OF_PHASES = {FindingCode.WORKER_AWAY, FindingCode.OTHER_PHASE}
 def no_pod(evidence: VmEvidence) -> Finding:
     """The VM has no virt-launcher pod, or the pods could not be read."""
     target = evidence.target
+    if target.kind is ObjectKind.CLAIM and not evidence.pod_unread:
+        return problem(
+            FindingCode.POD_NOT_RUNNING,
+            target.text,
+            "is used by no pod: none names it in $.spec.resourceClaims",
+            (Seen(f"{target.text} $.status.reservedFor", "none"),),
+            fix=("create a pod or VM that names it",),
+        )
     if evidence.pod_unread:
         return problem(
             FindingCode.NOT_READ,
@@ -154,6 +168,8 @@ def _scheduler_fix(pod: PodSeen, message: str) -> Iterator[str]:
             yield f"request less {resource}, or free some on a node that has the devices"
     if "Insufficient devices.kubevirt.io/" in message:
         yield "gpuvirt doctor, on a node that has the devices: KubeVirt has no /dev/kvm there"
+    if pod.claims:
+        yield "gpuvirt claims -A shows which claims have GPUs, kubectl get resourceslices which GPUs there are"
     yield f"kubectl describe pod {pod.name} -n {pod.namespace}"
 
 
@@ -187,7 +203,9 @@ def not_running(evidence: VmEvidence) -> Finding | None:
     refusal = refusal_in(pod.waiting) or refusal_in(evidence.event)
     if refusal is not None and pod.phase == "Pending":
         found = of_reason(refusal, Level.ERROR)
-        seen = Seen(f"{pod.user} $.status.containerStatuses", pod.waiting or evidence.event)
+        by_container = refusal_in(pod.waiting) is not None
+        path = f"{pod.user} $.status.containerStatuses" if by_container else EVENT_OF_FAILURE
+        seen = Seen(path, pod.waiting if by_container else evidence.event)
         return Finding(found.level, found.subject, found.message, found.code, (*found.seen, seen), fix=found.fix)
     failed = _failed_conditions(vmi.status.conditions if vmi is not None else ())
     ended = pod.phase in {"Failed", "Succeeded"}
@@ -201,7 +219,7 @@ def not_running(evidence: VmEvidence) -> Finding | None:
         f"{'has ended' if ended else 'does not run yet'} ({state}){f': {why}' if why else ''}",
         (
             Seen(f"{pod.user} $.status.phase", pod.phase),
-            *((Seen("its newest event of a failure", evidence.event),) if evidence.event else ()),
+            *((Seen(EVENT_OF_FAILURE, evidence.event),) if evidence.event else ()),
             *(_condition_seen(found) for found in failed),
         ),
         fix=(
@@ -248,7 +266,7 @@ def unhealthy(devices: Sequence[DeviceSeen]) -> Finding | None:
 
 
 def refusal_in(message: str) -> Reason | None:
-    """Return the reason for which gpuvirt refused an Allocate, None where the message has no such reason."""
+    """Return why gpuvirt refused to allocate a device or to prepare a claim; None where a message does not say it."""
     found = _REFUSAL.search(message)
     code = code_in(found["code"]) if found is not None else None
     if found is None or code is None:
@@ -263,6 +281,7 @@ KINDS = {
     ObjectKind.VM: "virtualmachines.kubevirt.io",
     ObjectKind.VMI: "virtualmachineinstances.kubevirt.io",
     ObjectKind.POD: "pods",
+    ObjectKind.CLAIM: "resourceclaims",
 }
 REFUSED = "is not permitted in permittedHostDevices configuration"
 """virt-controller's message for a device that KubeVirt's configuration does not permit."""
@@ -331,6 +350,12 @@ def outdated(evidence: VmEvidence) -> Finding | None:
         why="KubeVirt adds no GPU to a running VM",
         fix=(f"virtctl restart {target.name} -n {target.namespace}",),
     )
+
+
+def requests_text(requests: Mapping[str, int], claims: Sequence[str]) -> str:
+    """Return requested devices and claims as text."""
+    counts = (counts_text(requests),) if requests or not claims else ()
+    return ", ".join((*counts, *(f"claim {claim}" for claim in claims)))
 
 
 def counts_text(requests: Mapping[str, int]) -> str:

@@ -255,6 +255,14 @@ class Volume(msgspec.Struct, frozen=True, rename="camel"):
     secret: SecretVolume | None = None
 
 
+class PodClaim(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A claim of a pod (DRA), by its name in the pod: of the spec, or of the status where it was made for the pod."""
+
+    name: str = ""
+    resource_claim_name: str = ""
+    """The claim; empty where it is made from a template, or is not made yet."""
+
+
 class SchedulingGate(msgspec.Struct, frozen=True, gc=False):
     """A reason why kube-scheduler leaves a pod alone, and why the API server refuses its binding."""
 
@@ -281,7 +289,7 @@ class WholePodSpec(PodSpec, frozen=True, gc=True, rename="camel"):
     init_containers: tuple[Container, ...] = ()
     scheduling_gates: tuple[SchedulingGate, ...] = ()
     volumes: tuple[Volume, ...] = ()
-    resource_claims: tuple[object, ...] = ()
+    resource_claims: tuple[PodClaim, ...] = ()
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -342,8 +350,9 @@ class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class WholePodStatus(PodStatus, frozen=True, rename="camel"):
-    """The status of a pod with the claim that the scheduler has made of its extended resources."""
+    """The status of a pod with its claims, and the one that the scheduler has made of its extended resources."""
 
+    resource_claim_statuses: tuple[PodClaim, ...] = ()
     extended_resource_claim_status: dict[str, object] = {}
 
 
@@ -371,6 +380,12 @@ class WholePod(Pod, frozen=True):
     def where(self) -> str:
         """Its namespace and name: `default/virt-launcher-vm-1-abcde`."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def claims(self) -> dict[str, str]:
+        """The ResourceClaims of the pod by their names in it, those that are not made yet with an empty name."""
+        found = (*self.spec.resource_claims, *self.status.resource_claim_statuses)
+        return {claim.name: claim.resource_claim_name for claim in found}
 
     @property
     def requests(self) -> frozenset[str]:

@@ -74,6 +74,7 @@ class Device(msgspec.Struct, frozen=True, rename="camel"):
     """A requested device. A device from a ResourceClaim has no name."""
 
     device_name: str | None = None
+    claim_name: str | None = None
 
 
 class Devices(msgspec.Struct, frozen=True, rename="camel"):
@@ -88,6 +89,12 @@ class Devices(msgspec.Struct, frozen=True, rename="camel"):
         devices = (*(self.gpus or ()), *(self.host_devices or ()))
         names = [device.device_name for device in devices if device.device_name]
         return {name: names.count(name) for name in names}
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """The claims of its devices (DRA), by their names in the VM."""
+        devices = (*(self.gpus or ()), *(self.host_devices or ()))
+        return tuple(dict.fromkeys(device.claim_name for device in devices if device.claim_name))
 
     def joined(self, more: "Devices") -> "Devices":
         """Return these devices and more."""

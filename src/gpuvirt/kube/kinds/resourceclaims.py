@@ -72,6 +72,67 @@ class ResourceClaim(msgspec.Struct, frozen=True):
     status: ClaimStatus = msgspec.field(default_factory=ClaimStatus)
 
 
+class ClassOfRequest(msgspec.Struct, frozen=True, rename="camel"):
+    """The DeviceClass of a request, or of one of its alternatives."""
+
+    device_class_name: str = ""
+
+
+class DeviceRequest(msgspec.Struct, frozen=True, rename="camel"):
+    """A request of a claim: devices of one class, or of the first of several that a scheduler finds."""
+
+    exactly: ClassOfRequest | None = None
+    first_available: tuple[ClassOfRequest, ...] = ()
+
+
+class DeviceRequests(msgspec.Struct, frozen=True):
+    """The devices that a claim asks for."""
+
+    requests: tuple[DeviceRequest, ...] = ()
+
+
+class ClaimSpec(msgspec.Struct, frozen=True):
+    """The desired state of a claim."""
+
+    devices: DeviceRequests = msgspec.field(default_factory=DeviceRequests)
+
+
+class WholeClaim(ResourceClaim, frozen=True):
+    """A claim with what it asks for, as users are shown it."""
+
+    spec: ClaimSpec = msgspec.field(default_factory=ClaimSpec)
+
+
+class CelSelector(msgspec.Struct, frozen=True):
+    """A condition on devices."""
+
+    expression: str = ""
+
+
+class DeviceSelector(msgspec.Struct, frozen=True):
+    """A condition on devices, in one of the languages for them."""
+
+    cel: CelSelector | None = None
+
+
+class DeviceClassSpec(msgspec.Struct, frozen=True):
+    """The devices of a class."""
+
+    selectors: tuple[DeviceSelector, ...] = ()
+
+
+class DeviceClass(msgspec.Struct, frozen=True):
+    """A class of devices, for claims."""
+
+    metadata: Metadata
+    spec: DeviceClassSpec = msgspec.field(default_factory=DeviceClassSpec)
+
+    def selects(self, driver: str) -> bool:
+        """Return whether its selectors name a driver, or an attribute of its devices."""
+        return any(found.cel is not None and driver in found.cel.expression for found in self.spec.selectors)
+
+
+DEVICE_CLASSES = Collection(Resource("deviceclasses", GROUP), DeviceClass)
 ALL_CLAIMS = Collection(Resource("resourceclaims", GROUP), ResourceClaim)
 
 
