@@ -193,6 +193,8 @@ class Agents:
         agent_view = AgentView(version="test", pid=1, started=BEGINNING, plugin_only=False)
         shares = open_shares(world, Path(ledger).name, worker) if world.scenario.shares else None
         agent = Agent(options, KubeletRecord(read_recorded, recorded.lost), agent_view, shares)
+        if agent.preparing is not None:
+            agent.preparing.read = world.claims.read
         sharing = sharing_of(world, agent, host.kernel, worker("shares"))
         kubelets = world.kubelet.pids
         account = AccountWatch(

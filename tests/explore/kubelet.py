@@ -88,6 +88,8 @@ class Pod:
     """Whether the host has booted since the answer, so that its groups may be other pods'."""
     readmits: bool = False
     """Whether a kubelet that has started has yet to admit the pod again."""
+    is_claimer: bool = False
+    """Whether its GPU is a claim's (DRA): `ClaimKubelet` asks for it, and keeps the pod until it is given back."""
     deleted: bool = False
     """The API server has deleted the pod by force, so that the kubelet has freed its devices; its container runs on."""
 
@@ -175,7 +177,7 @@ class Kubelet(msgspec.Struct):
     @property
     def is_admitting(self) -> bool:
         """Whether a pod's admission is not complete: the kubelet admits one pod at a time."""
-        return any(not (pod.known or pod.ended) for pod in self.pods.values())
+        return any(not (pod.known or pod.ended or pod.is_claimer) for pod in self.pods.values())
 
     @property
     def is_waiting(self) -> bool:
@@ -252,19 +254,19 @@ class Kubelet(msgspec.Struct):
         self.paths.pod_resources_socket.touch()
         self.paths.registration_socket.touch()
         self._stamp(self.paths.registration_socket)
-        for pod in [pod for pod in self.pods.values() if not (pod.known or pod.taken)]:
+        for pod in [pod for pod in self.pods.values() if not (pod.known or pod.taken or pod.is_claimer)]:
             self.reject(pod)  # a kubelet that has ended starts no container with an answer that it has not recorded
         for pod in self.pods.values():
-            pod.readmits = bool(pod.vgpus) or (pod.rebooted and not pod.started)
+            pod.readmits = not pod.is_claimer and (bool(pod.vgpus) or (pod.rebooted and not pod.started))
         if not self.paths.checkpoint.exists():
             for pod in self.pods.values():
-                pod.forgotten = True
+                pod.forgotten = not pod.is_claimer
 
     def write(self) -> None:
         """Write the checkpoint, without the pods that have ended."""
         if any(pod.stops_writes and pod.answered and not pod.known for pod in self.pods.values()):
             return
-        for pod in [pod for pod in self.pods.values() if pod.ended]:
+        for pod in [pod for pod in self.pods.values() if pod.ended and not pod.is_claimer]:
             del self.pods[pod.name]
         entries = [
             {
@@ -275,7 +277,7 @@ class Kubelet(msgspec.Struct):
                 "AllocResp": pod.answer,
             }
             for pod in self.pods.values()
-            if not (pod.forgotten or pod.deleted)
+            if not (pod.forgotten or pod.deleted or pod.is_claimer)
             for container in pod.containers[: pod.recorded + pod.taken]
             for resource in dict.fromkeys(resource for resource, _ in pod.keys)
         ]

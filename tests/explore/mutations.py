@@ -43,6 +43,7 @@ from gpuvirt.model.node.memo import Memoized
 from gpuvirt.model.node.parts import NodeAllocations, allocations_part
 from gpuvirt.model.offers import withdrawal
 from gpuvirt.model.reasons import ReasonCode
+from tests.explore.claimscenarios import CLAIM_GUARDS
 from tests.explore.guard import (
     DRAINED,
     DRAINS,
@@ -289,6 +290,7 @@ GUARDS: Mapping[str, Guard] = {
     ),
     **ON_DEMAND_GUARDS,
     **REBOOT_GUARDS,
+    **CLAIM_GUARDS,
     **RARELY_NOTICED,
     "drivers: what failed is put back": Guard(driverphase, "_put_back", _none, ("driver-refuses-for-good",)),
 }

@@ -80,7 +80,7 @@ class Readmission:
         path = self._world.disk.folder / "state/ledger.json"
         ledger = path.read_text() if path.exists() else ""
         for pod in self._world.kubelet.pods.values():
-            if not (pod.vgpus or pod.by_other or pod.is_sharer):
+            if not (pod.vgpus or pod.by_other or pod.is_sharer or pod.is_claimer):
                 self._world.processes.pop(pod.name, None)
                 pod.started, pod.rebooted = False, True
                 self._stopped.add(pod.name)

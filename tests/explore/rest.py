@@ -27,6 +27,8 @@ def _faults(world: World) -> Iterator[ViolationError]:
     yield from _of_ids(world)
     if (fault := world.on_demand.find_fault()) is not None:
         yield fault
+    if (fault := world.claims.find_fault()) is not None:
+        yield fault
     if (fault := world.readmission.find_fault()) is not None:
         yield fault
     if world.neighbour is not None and world.kubelet.up and not (world.neighbour.is_selected and world.neighbour.runs):

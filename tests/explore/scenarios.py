@@ -37,6 +37,7 @@ from tests.explore.actions import (
     StopKubelet,
     Want,
 )
+from tests.explore.claimscenarios import CLAIM_SCENARIOS
 from tests.explore.command import Command
 from tests.explore.commandscenarios import COMMAND_SCENARIOS
 from tests.explore.gatescenarios import GATE_SCENARIOS
@@ -319,4 +320,5 @@ SCENARIOS: Mapping[str, Scenario] = {
     **ON_DEMAND_SCENARIOS,
     **REBOOT_SCENARIOS,
     **HOTPLUG_SCENARIOS,
+    **CLAIM_SCENARIOS,
 }

@@ -8,6 +8,7 @@ import pytest
 from gpuvirt.agent.change.steps.changes import Change
 from gpuvirt.facts.snapshot import DeviceIds
 from tests.explore.__main__ import describe, own_folder
+from tests.explore.claimscenarios import CLAIM_GUARDS
 from tests.explore.explorer import Explorer, Tally, sample_random
 from tests.explore.guard import Guard
 from tests.explore.known import KNOWN, Known, is_known
@@ -62,6 +63,7 @@ QUICKLY_NOTICED = (
     "tenants: no GPU with the memory of another tenant",
     *(name for name in ON_DEMAND_GUARDS if name not in SLOWLY_NOTICED),
     *REBOOT_GUARDS,
+    *CLAIM_GUARDS,
 )
 
 MOST_SCHEDULES_OF_KNOWN = 400

@@ -20,6 +20,7 @@ from gpuvirt_sim.programs.tools import SimTools
 from tests.explore.agenda import Option, PossibleEvents
 from tests.explore.agents import Agents, Running
 from tests.explore.blocking import ScheduledBlocking
+from tests.explore.claims import ClaimKubelet
 from tests.explore.disk import Disk
 from tests.explore.kubelet import Key, Kubelet
 from tests.explore.neighbourplugin import NeighbourPlugin
@@ -53,6 +54,7 @@ class World:
         self.agents = Agents(self)
         self.shares = ShareKubelet(self)
         self.on_demand = OnDemandKubelet(self)
+        self.claims = ClaimKubelet(self)
         self.readmission = Readmission(self)
         self.neighbour = NeighbourPlugin(self) if scenario.program is Program.VGPUS_ONLY else None
         self.kernel: SimKernel
@@ -118,6 +120,7 @@ class World:
         self._boot()
         self.observer.reboot()
         self.on_demand.reboot()
+        self.claims.reboot()
         self.readmission.reboot()
 
     def close(self) -> None:
@@ -199,6 +202,7 @@ class World:
         soon += self.shares.possible_events()
         soon += self.readmission.possible_events()
         soon += self.on_demand.possible_events()
+        soon += self.claims.possible_events()
         soon += self.on_demand.ending.possible_events()
         soon += self.neighbour.possible_events() if self.neighbour is not None else ()
         next_s = self.clock.next_s
