@@ -1,5 +1,6 @@
 """ResourceSlices and ResourceClaims at an API server, as a script for `ScriptedApi`; it may drop fields."""
 
+import asyncio
 import copy
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -111,15 +112,27 @@ class Publisher:
 
     async def look(self) -> Reason | None:
         """Let the keeper see the slices as they are, and act."""
+        self.observe()
+        await self._node.report_account()
+        reason = await self._keeper.look()
+        await self._node.settle()
+        return reason
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Let the keeper look by itself."""
+        async with asyncio.TaskGroup() as group:
+            keeping = group.create_task(self._keeper.run(lambda _: None, lambda _: None))
+            yield
+            keeping.cancel()
+
+    def observe(self) -> None:
+        """Let the keeper see the slices as they are."""
         found = [
             msgspec.json.decode(msgspec.json.encode(content), type=ResourceSlice)
             for content in self._api.slices.values()
         ]
         self._keeper.observe(Delta({ObjectKey("", item.metadata.name): item for item in found}))
-        await self._node.report_account()
-        reason = await self._keeper.look()
-        await self._node.settle()
-        return reason
 
 
 @asynccontextmanager

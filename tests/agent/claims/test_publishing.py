@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuvirt.agent.cluster.claimslices import EVERY_S
 from gpuvirt.agent.store.persisted import NotWrittenError
 from gpuvirt.facts.ids import PciAddress
 from gpuvirt.model.allocation.claims import Shape, device_name
@@ -19,6 +20,7 @@ from gpuvirt.plain import Plain
 from gpuvirt_sim.kernel import SimKernel
 from tests.agent.claims.claimednode import BlockedWorker, ClaimedNode, claim_of
 from tests.agent.claims.sliceapi import Publisher, SliceApi, publishing
+from tests.agent.kubelet.kubeletnode import until
 from tests.agent.node.diskfaults import failing
 from tests.agent.node.simnode import SimNode, running_node
 from tests.sim.simulated import Simulated
@@ -36,6 +38,7 @@ class Rig:
 
     def __init__(self, api: SliceApi, node: SimNode, publisher: Publisher, folder: Path) -> None:
         self.api, self.node, self.look, self.folder = api, node, publisher.look, folder
+        self.publisher = publisher
 
 
 @asynccontextmanager
@@ -91,6 +94,25 @@ async def test_an_allocation_writes_no_slice_and_wiped_slices_come_back(rig: Rig
     await rig.look()
     assert rig.api.slices.keys() == before.keys()
     assert rig.api.devices == {ONE: False, TWO: False}
+
+
+async def test_slices_that_the_kubelet_deletes_are_back_at_once_but_not_again_and_again(rig: Rig) -> None:
+    def delete() -> None:
+        rig.publisher.observe()
+        rig.api.slices = {}
+        rig.publisher.observe()
+
+    await rig.look()
+    published = rig.api.devices
+    async with rig.publisher.running():
+        await rig.node.settle()
+        delete()
+        await until(lambda: rig.api.devices == published)
+        delete()
+        await rig.node.advance(EVERY_S - 1)
+        assert rig.api.devices == {}
+        await rig.node.advance(1)
+        await until(lambda: rig.api.devices == published)
 
 
 async def test_a_gpu_that_claims_get_no_more_is_tainted_and_goes_when_no_claim_has_it(rig: Rig) -> None:

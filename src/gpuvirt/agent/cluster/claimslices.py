@@ -17,6 +17,7 @@ from gpuvirt.agent.claims.publishing import Publishing
 from gpuvirt.agent.cluster.keeping import KeeperDependencies, ReportOutcome
 from gpuvirt.agent.known.requests import AllocationRefusedError
 from gpuvirt.agent.store.persisted import NotWrittenError
+from gpuvirt.clock import Signal
 from gpuvirt.facts.ids import ClaimUid, NodeName, PciAddress, PodUid
 from gpuvirt.kube.cache import Delta
 from gpuvirt.kube.client import Client
@@ -43,7 +44,7 @@ ReportProblem = Callable[[Reason | None], None]
 LOWEST = (1, 36, 3)
 """Older schedulers give a device twice (#139040, #140431 of kubernetes/kubernetes)."""
 EVERY_S = 5.0
-"""The shortest time between two looks, and so between two rewrites."""
+"""The time between two looks, and so the shortest one between two rewrites of slices that nobody deletes."""
 TAINT: Mapping[str, Plain] = {"key": f"{DRIVER}/leaving", "effect": "NoSchedule"}
 PCI_BUS_ID = f"{STANDARD}/pciBusID"
 
@@ -106,17 +107,27 @@ class SliceKeeper:
         self._listed = False
         """Whether claims were listed in this run: what they have must be published before anything else is."""
         self._version: tuple[int, ...] | None = None
+        self._desired = frozenset[str]()
+        """The names of the slices that were written, or found, last."""
+        self._deleted = Signal()
 
     def observe(self, delta: Delta[ResourceSlice]) -> None:
         """Record the slices of the node, of all drivers."""
+        before = {found.metadata.name for found in self._found or ()}
         self._found = tuple(delta.objects.values())
+        if self._desired & before - {found.metadata.name for found in self._found}:
+            self._deleted.set()
 
     def observe_node(self, uid: str) -> None:
         """Record the node's UID: it owns the slices."""
         self._node_uid = uid
 
     async def run(self, report: ReportOutcome, report_problem: ReportProblem) -> None:
-        """Keep the slices until cancelled; `report` gets each error of the API server, None after a success."""
+        """Keep the slices until cancelled; `report` gets each error of the API server, None after a success.
+
+        Slices that are deleted are back at once, but not more often than every `EVERY_S`.
+        """
+        again_s = 0.0
         while True:
             try:
                 report_problem(await self.look())
@@ -125,7 +136,10 @@ class SliceKeeper:
                 report(error)
             except NotWrittenError as error:
                 report_problem(claims.not_published(claims.THE_GPUS, f"the ledger can't be written: {error}"))
-            await self._clock.sleep(EVERY_S)
+            if await self._deleted.wait_for(self._clock, EVERY_S):
+                if (left_s := again_s - self._clock.monotonic_s()) > 0:
+                    await self._clock.sleep(left_s)
+                again_s = self._clock.monotonic_s() + EVERY_S
 
     async def look(self) -> Reason | None:
         """Write what differs; return why a GPU is not published as it should be."""
@@ -192,7 +206,8 @@ class SliceKeeper:
         known = {found.metadata.name: found for found in own}
         desired = slices_of(content, self._node, generation)
         differ = [written for written in desired if not _is_same(known.get(_name(written)), written)]
-        surplus = known.keys() - {_name(written) for written in desired}
+        self._desired = frozenset(map(_name, desired))
+        surplus = known.keys() - self._desired
         if not differ and not surplus:
             return None
         if len(differ) > 1 or surplus or len(known) < len(desired):
