@@ -264,9 +264,8 @@ def _addresses(content: PoolContent) -> frozenset[PciAddress]:
 def _with_known(content: PoolContent, before: PoolContent) -> PoolContent:
     """Return the content with the attributes that were known before: a GPU on a VFIO driver shows no UUID."""
     known = {str(device.get("name")): device.get("attributes") for device in before.devices}
-    return replace(
-        content, devices=tuple(_remembering(device, known.get(str(device["name"]))) for device in content.devices)
-    )
+    devices = (_remembering(device, known.get(str(device["name"]))) for device in content.devices)
+    return replace(content, devices=tuple(devices))
 
 
 def _remembering(device: Fields, before: Plain) -> Fields:

@@ -348,20 +348,21 @@ class _Run:
                 follower(delta)
 
         async def follow() -> None:
-            await self._until_pods_count(shares)
+            await self._until(lambda: self._types.in_use or (shares is not None and shares.in_use), self._noted, shares)
             await reflector.run(observe, report)
 
         self._start("pods", follow)
         types = self._reporter("vgpu types", "to write events about its GpuNode")
         self._start("vgpu types", lambda: self._types.run(types))
 
-    async def _until_pods_count(self, shares: NodeShares | None) -> None:
+    async def _until(self, met: Callable[[], bool], changed: Signal, shares: NodeShares | None = None) -> None:
+        """Wait until a condition holds: the agent's views and shares may change it, and what sets `changed`."""
         with ExitStack() as stack:
-            stack.enter_context(self._agent.views.notifying(self._noted))
+            stack.enter_context(self._agent.views.notifying(changed))
             if shares is not None:
-                stack.enter_context(shares.notifying(self._noted))
-            while not (self._types.in_use or (shares is not None and shares.in_use)):
-                await self._noted.wait()
+                stack.enter_context(shares.notifying(changed))
+            while not met():
+                await changed.wait()
 
     def _publish(self, publishing: Publishing) -> None:
         """Publish GPUs for claims from the first time that the node has some."""
@@ -369,15 +370,13 @@ class _Run:
         reflector = self._reflector(slices_on(self._dependencies.node))
         report = self._reporter("claims", "to publish GPUs for claims (DRA)")
         problem = partial(self._agent.reports.problem, "claims published")
-        self._start("slices", lambda: self._once_in_use(publishing, lambda: reflector.run(keeper.observe, report)))
-        self._start("claims", lambda: self._once_in_use(publishing, lambda: keeper.run(report, problem)))
 
-    async def _once_in_use(self, publishing: Publishing, run: Callable[[], Awaitable[None]]) -> None:
-        changed = Signal()
-        with self._agent.views.notifying(changed):
-            while not publishing.in_use:
-                await changed.wait()
-        await run()
+        async def keep(run: Callable[[], Awaitable[None]]) -> None:
+            await self._until(lambda: publishing.in_use, Signal())
+            await run()
+
+        self._start("slices", lambda: keep(lambda: reflector.run(keeper.observe, report)))
+        self._start("claims", lambda: keep(lambda: keeper.run(report, problem)))
 
     def _keep_shares(self, shares: NodeShares) -> Callable[[Delta[RequestingPod]], None]:
         """Keep the annotations of pods with shares, and write events; return what takes the node's pods."""
