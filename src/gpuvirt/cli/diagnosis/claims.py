@@ -47,8 +47,8 @@ def claims(  # noqa: PLR0913  one parameter an option
 ) -> None:
     """Show the claims (DRA) that have GPUs, or wait for some.
 
-    A claim is Pending until a scheduler has given it GPUs, Preparing until its pod has them, InUse while the pod runs,
-    and Ending until the node has them back. Claims of other drivers are not shown.
+    A claim is Pending until a scheduler has given it GPUs, Allocated while no pod uses it, Preparing until its pod has
+    them, InUse while the pod runs, and Ending until the node has them back. Claims of other drivers are not shown.
     """
     credentials = apiserver.demanded_credentials(kubeconfig, context)
     within = None if everywhere else apiserver.own_namespace(namespace, credentials)
