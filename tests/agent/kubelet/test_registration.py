@@ -19,6 +19,7 @@ from gpuvirt.model.reasons import ReasonCode
 from gpuvirt.paths import KubeletPaths
 from gpuvirt_sim.builder import build_host
 from gpuvirt_sim.hostspec import load_host
+from gpuvirt_sim.kubelet.client import PluginClient
 from gpuvirt_sim.kubelet.containers import Container
 from gpuvirt_sim.kubelet.kubelet import running
 from tests.agent.kubelet.givingkubelet import OpenAllocator
@@ -34,6 +35,14 @@ def unregistered_codes(agent: Agent) -> list[ReasonCode]:
         for resource in agent.views.get().resources
         if resource.not_registered_because
     ]
+
+
+async def test_the_end_of_an_older_plugins_stream_ends_no_simulated_kubelet(short_path: Path) -> None:
+    """It closes the connection of the new plugin, whose own stream then never began."""
+    client = PluginClient(short_path / "new.sock")
+    await client.close()
+    async with running(short_path, CLOCK) as kubelet:
+        await kubelet._follow(A10, client)
 
 
 async def test_the_agent_registers_with_a_kubelet_that_starts_later(short_path: Path) -> None:

@@ -110,7 +110,7 @@ def _has(node: Node, vgpus: set[str]) -> bool:
     return node.live == vgpus
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(sized(1800, 600))
 async def test_no_vgpu_is_without_its_pod_and_no_pod_without_its_vgpu(short_path: Path) -> None:
     kernel = host(8)
     async with running(short_path, CLOCK) as kubelet, asyncio.TaskGroup() as group:

@@ -214,7 +214,8 @@ class SimKubelet:
         return pb.Empty()
 
     async def _follow(self, resource: str, client: PluginClient) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError):
+        # UsageError: the end of an older plugin's stream has closed the connection before this one began.
+        with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):
             async for answer in client.lists():
                 nodes = {device.ID: _numa_node(device) for device in answer.devices}
                 healthy = {device.ID for device in answer.devices if device.health == wire.HEALTHY}
