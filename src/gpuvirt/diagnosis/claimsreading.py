@@ -6,7 +6,7 @@ from collections import defaultdict
 from msgspec.structs import replace
 
 from gpuvirt.diagnosis.clusterreading import NOT_PREPARED
-from gpuvirt.diagnosis.vms.podclaims import ClaimSeen, claim_seen
+from gpuvirt.diagnosis.vms.podclaims import ClaimSeen, claim_seen, claimers
 from gpuvirt.diagnosis.vms.vmfindings import refusal_in
 from gpuvirt.errors import ConfigError
 from gpuvirt.facts.ids import Namespace
@@ -35,15 +35,13 @@ async def read_claims(client: Client, namespace: Namespace | None, selector: str
     except NotFoundError as error:
         message = f"the cluster has no {ALL_CLAIMS.resource.path}: claims need Kubernetes 1.34, GPUs by them 1.36.3"
         raise ConfigError(message, where="--kubeconfig") from error
-    by_pod, by_namespace = defaultdict[str, list[SeenEvent]](list), defaultdict[str, list[WholePod]](list)
+    by_pod, by_claim = defaultdict[str, list[SeenEvent]](list), claimers(pods.items)
     for event in events.items:
         by_pod[event.involved_object.uid].append(event)
-    for pod in pods.items:
-        by_namespace[pod.metadata.namespace].append(pod)
     texts = {uid: newest(found) for uid, found in by_pod.items()}
     failures = {uid: reason.text if (reason := refusal_in(text)) else text for uid, text in texts.items()}
     ours = frozenset(found.metadata.name for found in classes.items if found.selects(DRIVER))
-    seen = (claim_seen(claim, by_namespace[claim.metadata.namespace], failures) for claim in claims.items)
+    seen = (claim_seen(claim, by_claim, failures) for claim in claims.items)
     return tuple(
         sorted((claim for claim in seen if claim.is_ours(ours)), key=lambda claim: (claim.namespace, claim.name))
     )

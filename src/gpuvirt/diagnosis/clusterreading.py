@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpuvirt.diagnosis.evidence import ClusterNode
 from gpuvirt.diagnosis.sharesreading import listed_schedules, read_index, shares_for_pod, shares_of_pods
 from gpuvirt.diagnosis.vms import vmevidence
-from gpuvirt.diagnosis.vms.podclaims import ClaimSeen, claim_seen
+from gpuvirt.diagnosis.vms.podclaims import ClaimSeen, claim_seen, claimers
 from gpuvirt.diagnosis.vms.vmevidence import ObjectKind, ObjectRef, PodSeen, VmEvidence
 from gpuvirt.diagnosis.vms.vmexplanation import NodeEvidence
 from gpuvirt.diagnosis.vms.vmshares import SharesSeen
@@ -160,7 +160,7 @@ class _VmReader:
         if claim is None:
             return VmEvidence(target=self._target)
         pods = await self._list(self._within(ObjectKind.POD), core.WholePod)
-        seen = claim_seen(claim, pods or (), {})
+        seen = claim_seen(claim, claimers(pods or ()), {})
         pod = next((pod for pod in pods or () if pod.metadata.name in seen.pods), None)
         return VmEvidence(
             target=self._target,
@@ -171,7 +171,7 @@ class _VmReader:
 
     async def _claims(self, pod: PodSeen, pods: Iterable[core.WholePod]) -> tuple[ClaimSeen, ...]:
         """Return the claims of a pod that exist and may be read."""
-        beside = [other for other in pods if other.metadata.namespace == pod.namespace]
+        by_claim = claimers(pods) if pod.claims else {}
         found = list[ClaimSeen]()
         for name in filter(None, pod.claims.values()):
             try:
@@ -181,7 +181,7 @@ class _VmReader:
             except ForbiddenError as error:
                 self._unread.append(str(error))
                 break
-            found.append(claim_seen(claim, beside, {}))
+            found.append(claim_seen(claim, by_claim, {}))
         return tuple(found)
 
     async def _instancetype(self, vm: Vm) -> Devices:

@@ -43,6 +43,7 @@ async def test_the_end_of_an_older_plugins_stream_ends_no_simulated_kubelet(shor
     await client.close()
     async with running(short_path, CLOCK) as kubelet:
         await kubelet._follow(A10, client)
+        assert kubelet.allocatable() == {}
 
 
 async def test_the_agent_registers_with_a_kubelet_that_starts_later(short_path: Path) -> None:

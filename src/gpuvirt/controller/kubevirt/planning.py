@@ -92,7 +92,7 @@ class KubeVirtPicture(msgspec.Struct, frozen=True):
     def opted_out(self) -> str | None:
         """The annotation of the KubeVirt or its HyperConverged that forbids changes: `gpuvirt.io/manage: "false"`.
 
-        Whoever writes another value than true, such as `no`, wants none either.
+        Another value than true, such as `no`, forbids them, too.
         """
         hcos = (self.hyper_convergeds.value if self.hyper_convergeds is not None else None) or ()
         owners = hcos if is_owned_by_hco(self.kubevirt) else ()

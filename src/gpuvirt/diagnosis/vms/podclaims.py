@@ -1,6 +1,7 @@
 """The claims (DRA) of pods as the API server has them: what each asks for, what it was given, and how far it is."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -73,15 +74,25 @@ class ClaimSeen(msgspec.Struct, frozen=True):
         return not classes.isdisjoint(self.classes)
 
 
-def claim_seen(claim: WholeClaim, pods: Iterable[WholePod], failures: Mapping[str, str]) -> ClaimSeen:
-    """Return the evidence about a claim.
+Claimers = Mapping[tuple[str, str], Sequence[WholePod]]
+"""The pods that name each claim, by the claim's namespace and name."""
 
-    `pods` are those of its namespace, `failures` the kubelet's newest errors at its devices, by the pods' uids.
-    """
+
+def claimers(pods: Iterable[WholePod]) -> Claimers:
+    """Return the pods that name each claim."""
+    found = defaultdict[tuple[str, str], list[WholePod]](list)
+    for pod in pods:
+        for name in filter(None, pod.claims.values()):
+            found[pod.metadata.namespace, name].append(pod)
+    return found
+
+
+def claim_seen(claim: WholeClaim, by_claim: Claimers, failures: Mapping[str, str]) -> ClaimSeen:
+    """Return the evidence about a claim; `failures` are the kubelet's newest errors at its devices, by pods' uids."""
     metadata, status = claim.metadata, claim.status
-    users = [pod for pod in pods if metadata.name in pod.claims.values()]
+    users = by_claim.get((metadata.namespace, metadata.name), ())
     reserved = {reservation.uid for reservation in status.reserved_for}
-    users = [pod for pod in users if pod.metadata.uid in reserved] or users
+    users = [pod for pod in users if pod.metadata.uid in reserved] or list(users)
     state = _state(claim, [pod for pod in users if pod.metadata.uid in reserved])
     reasons = {
         ClaimState.PENDING: (_not_scheduled(pod) for pod in users),
